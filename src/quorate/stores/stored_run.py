@@ -98,33 +98,12 @@ class ObjectFolder(ShownFolder):
         finally:
             discard(partial)
 
-    def commit(self, name: str, content: bytes) -> bool:
-        """Make what is there a checkpoint; False where there is a manifest already."""
-        with explaining():
-            return self.store.create(f"{name}/{MANIFEST}", content)
-
-    def uncommit(self, name: str) -> None:
-        """What is left is no checkpoint."""
-        with explaining():
-            self.store.remove(f"{name}/{MANIFEST}")
-
     def remove(self, name: str) -> None:
         """Remove a checkpoint, or what lies there for one."""
         with explaining():
             if not remove_below(self.store, name):
                 raise CheckpointError(f"cannot remove checkpoint {name}: it is not in {self.store}.")
         discard(self.folder / name)
-
-    def keep(self, name: str, content: bytes) -> None:
-        """Keep a page beside the checkpoints."""
-        with explaining():
-            self.store.create(name, content)
-
-    def kept(self, beginning: str) -> list[tuple[str, bytes]]:
-        """The pages beside the checkpoints whose names begin like this."""
-        names = [key for key in self.objects() if key.startswith(beginning)]
-        with explaining():
-            return [(name, self.store.read(name)) for name in names]
 
 
 @contextlib.contextmanager
@@ -271,6 +250,7 @@ class StoredCheckpoints(CheckpointFolder):
 
     def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
         final = self.folder / checkpoint_name(manifest.cursor)
+        marker, store = f"{final.name}/{MANIFEST}", self._objects.store
         source = self.open(manifest.cursor, name=attempt)
         whole, written = self._completed(manifest, source)
         was_refused = False
@@ -282,9 +262,11 @@ class StoredCheckpoints(CheckpointFolder):
             check()
             self._refuse_older(manifest)
             # Not shown though it is there: its parts were swept before its writer, which was replaced, committed them.
-            if final.exists() or (was_refused and final.name in listed):
-                self._objects.uncommit(final.name)
-            if self._objects.commit(final.name, written):
+            with explaining():
+                if final.exists() or (was_refused and final.name in listed):
+                    store.remove(marker)
+                is_committed = store.create(marker, written)
+            if is_committed:
                 source.forget()
                 with contextlib.suppress(CheckpointError):  # it is saved, whether this folder shows it now or later
                     self._objects.refresh()
@@ -292,11 +274,15 @@ class StoredCheckpoints(CheckpointFolder):
             was_refused = True
 
     def _keep_aside(self, info: CheckpointInfo, name: str) -> None:
-        self._objects.keep(name, info.manifest.to_json().encode())
+        with explaining():
+            self._objects.store.create(name, info.manifest.to_json().encode())
         self._objects.remove(info.path.name)
 
     def _pages_aside(self) -> Iterator[tuple[str, bytes]]:
-        yield from self._objects.kept(DISTRUSTED)
+        names = [key for key in self._objects.objects() if key.startswith(DISTRUSTED)]
+        with explaining():
+            aside = [(name, self._objects.store.read(name)) for name in names]
+        yield from aside
         yield from super()._pages_aside()
 
     def _set_aside(self, path: Path) -> None:

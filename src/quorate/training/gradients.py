@@ -253,6 +253,16 @@ def refuse_rows(model: torch.nn.Module, trainable: Sequence[tuple[str, torch.nn.
         )
 
 
+def check_compressible(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Refuse what has gradients that are no floating-point numbers, or in which nothing is left to round."""
+    for name, parameter in parameters:
+        if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
+            raise UnsupportedModelError(
+                f"'{name}' is of type {parameter.dtype}, whose gradient cannot be compressed. "
+                "Leave strategy.compress out."
+            )
+
+
 def cannot_be_summed(name: str, gradient: torch.Tensor) -> UnsupportedModelError:
     """A gradient is sparse, or carries a graph."""
     if gradient.layout is not torch.strided:

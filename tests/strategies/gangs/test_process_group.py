@@ -111,8 +111,8 @@ class Kernel:
 def test_what_an_abort_has_ended_on_a_gpu_does_not_pass_for_complete() -> None:
     group: Any = ProcessGroup.__new__(ProcessGroup)
     over = threading.Event()
-    group.__dict__.update(_is_host=False, _check=lambda: None, _lease=lambda: 1.0, _is_over=over)
-    group._guarded = [Kernel(over)]
+    group.__dict__.update(_is_host=False, _check=lambda: None, _lease=lambda: 1.0, _is_over=over, _error=None, _done=0)
+    group._begun = [Kernel(over)]
     aborter = threading.Timer(0.01, over.set)
     aborter.start()
     with pytest.raises(GenerationOver):
@@ -136,12 +136,14 @@ class LikeNccl:
 def test_a_collective_of_nccl_gives_a_work_and_only_the_last_is_kept() -> None:
     """Each holds the weights that it has gathered, and of a step there are hundreds."""
     group: Any = ProcessGroup.__new__(ProcessGroup)
-    group.__dict__.update(_is_host=False, _check=lambda: None, _lease=lambda: 1.0, _is_over=threading.Event())
-    group._guarded, group._group = [], LikeNccl()
+    group.__dict__.update(
+        _is_host=False, _check=lambda: None, _lease=lambda: 1.0, _is_over=threading.Event(), _error=None
+    )
+    group._begun, group._done, group._group = [], 0, LikeNccl()
     for _ in range(3):
         options = AllreduceOptions()
         options.asyncOp = False
         assert group.begin("allreduce", [torch.ones(1)], options) is group._group.made[-1]
-        assert group._guarded == group._group.made[-1:]
+        assert group._begun == group._group.made[-1:]
     group.complete()
-    assert not group._guarded
+    assert not group._begun

@@ -7,7 +7,6 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.compressor import (
@@ -20,16 +19,6 @@ from quorate.strategies.compression.compressor import (
 )
 from quorate.strategies.compression.option import CompressSpec, lane_compression
 from quorate.strategies.compression.residuals import Residuals
-
-
-def check_compressible(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Refuse what has gradients that are no floating-point numbers, or in which nothing is left to round."""
-    for name, parameter in parameters:
-        if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
-            raise UnsupportedModelError(
-                f"'{name}' is of type {parameter.dtype}, whose gradient cannot be compressed. "
-                "Leave strategy.compress out."
-            )
 
 
 def method_of(compress: CompressSpec) -> Method:

@@ -18,14 +18,14 @@ from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
-from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
+from quorate.strategies.compression.methods import method_of, residuals_of
 from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.compression.residuals import Residuals, encode_lane
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
 from quorate.training.activity import Activity
 from quorate.training.flat_gradients import FlatGradients
-from quorate.training.gradients import gradient_plan
+from quorate.training.gradients import check_compressible, gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica

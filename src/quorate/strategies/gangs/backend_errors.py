@@ -2,24 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quorate.core.generation import Member, name_of, names_of
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """What has happened, and what to check. `is_final`: it would happen again to whoever came next."""
+class Cause:
+    """What has happened, and what to check. `is_final`: it would happen again to whoever came next.
 
-    happened: str
-    check: str
-    is_final: bool = False
-
-
-@dataclass(frozen=True)
-class _Cause:
-    """How a text is recognised. What the pattern catches stands in `happened` by its name: a `rank` or a `host` becomes
-    the worker that is meant."""
+    It is recognised by its pattern. What that catches stands in `happened` by its name: a `rank` or a `host` becomes
+    the worker that is meant.
+    """
 
     pattern: str
     happened: str
@@ -32,91 +26,91 @@ _OTHER_END = "Look for its cause in the log of that worker; if there is none, th
 _GPU = "Look at `nvidia-smi` and at the kernel's log (`dmesg`, Xid) of this worker's host."
 
 _CAUSES = (
-    _Cause(
+    Cause(
         r"Duplicate GPU detected : rank (?P<rank>\d+) and rank (?P<rank_2>\d+) both on CUDA device (?P<bus>\w+)",
         "{rank} and {rank_2} were given the same GPU (bus {bus}), and NCCL takes one worker for each",
         "Start no more workers than there are GPUs, and look at CUDA_VISIBLE_DEVICES.",
         is_final=True,
     ),
-    _Cause(
+    Cause(
         r"Mismatched NCCL version.*: rank (?P<rank>\d+) has (?P<own>\S+) rank (?P<rank_2>\d+) has (?P<other>\S+)",
         "{rank} has NCCL {own}, and {rank_2} has {other}",
         "Install the same torch on all hosts.",
         is_final=True,
     ),
-    _Cause(
+    Cause(
         r"no (?:NCCL_SOCKET_IFNAME |socket )?interface found|is neither AF_INET",
         "NCCL has found no network interface that it may use",
         "Name one that is there: nccl.interface; `quorate doctor` lists them.",
         is_final=True,
     ),
-    _Cause(
+    Cause(
         r"(?:creating shared memory segment|/dev/shm|shm_open|No space left on device)",
         "there is not enough shared memory on this worker's host",
         "In a container: docker run --shm-size=1g, or --ipc=host.",
     ),
-    _Cause(
+    Cause(
         r"NET/IB\w* ?: ?Got completion from peer (?P<host>\S+?)<\d+> with (?:error|status)[ =](?P<status>\d+)",
         "InfiniBand or RoCE has lost {host} (status {status})",
         "Look at `ibstat` on both hosts; nccl.infiniband: false shows whether TCP works.",
     ),
-    _Cause(
+    Cause(
         r"Call to (?P<call>ibv_\w+) failed with (?:error )?(?P<why>[^,\n]+)",
         "the InfiniBand or RoCE adapter has failed ({call}: {why})",
         "Look at `ibstat`; name the adapters that reach the others (nccl.infiniband: mlx5_0), or false for TCP. "
         "In a container: --device /dev/infiniband, and no limit on locked memory.",
     ),
-    _Cause(
+    Cause(
         r"[Cc]onnect(?:ion)? to (?P<host>\S+?)<\d+> failed ?: ?(?P<why>[^\n]+)",
         "no connection to {host} could be made: {why}",
         f"{_NETWORK} A firewall may be in between.",
     ),
-    _Cause(
+    Cause(
         r"(?:recv from|send to|closed by remote peer|reset by peer) (?P<host>\S+?)<\d+>",
         "the connection to {host} has ended",
         _OTHER_END,
     ),
-    _Cause(
+    Cause(
         r"(?:closed by peer|[Rr]ead error|[Ww]rite error) \[(?P<host>[^\]\s]+)\]",
         "the connection to {host} has ended",
         _OTHER_END,
     ),
-    _Cause(
+    Cause(
         r"OpType=(?P<kind>\w+).*?Timeout\(ms\)=(?P<ms>\d+)",
         "{kind} was not done within {ms} ms",
         "A worker was late or hangs; nccl.timeout sets this time, and without it who is lost is found sooner.",
     ),
-    _Cause(r"out of memory", "this worker's GPU has no memory left for NCCL's buffers", "Use a smaller batch_size."),
-    _Cause(r"unhandled cuda error|ncclUnhandledCudaError|CUDA error", "this worker's GPU has failed", _GPU),
-    _Cause(
+    Cause(r"out of memory", "this worker's GPU has no memory left for NCCL's buffers", "Use a smaller batch_size."),
+    Cause(r"unhandled cuda error|ncclUnhandledCudaError|CUDA error", "this worker's GPU has failed", _GPU),
+    Cause(
         r"remote process exited|ncclRemoteError|reset by peer|closed by peer|Broken pipe",
         "the connection to another worker has ended",
         _OTHER_END,
     ),
-    _Cause(r"[Tt]imed out|timeout", "a worker did not come in time", _NETWORK),
-    _Cause(r"Connection refused|[Cc]onnect", "a connection to another worker could not be made", _NETWORK),
-    _Cause(
+    Cause(r"[Tt]imed out|timeout", "a worker did not come in time", _NETWORK),
+    Cause(r"Connection refused|[Cc]onnect", "a connection to another worker could not be made", _NETWORK),
+    Cause(
         r"unhandled system error|ncclSystemError",
         "a call to the system or to a network library has failed",
         "See what NCCL says with nccl.debug: INFO.",
     ),
-    _Cause(
+    Cause(
         r"invalid usage|ncclInvalidUsage|invalid argument|ncclInvalidArgument",
         "NCCL was called in a way that it refuses",
         "See what it says with nccl.debug: WARN.",
         is_final=True,
     ),
-    _Cause(r"internal error|ncclInternalError", "NCCL itself has failed", "See what it says with nccl.debug: INFO."),
+    Cause(r"internal error|ncclInternalError", "NCCL itself has failed", "See what it says with nccl.debug: INFO."),
 )
 
 
-def explain(text: str, members: Sequence[Member]) -> Explanation:
+def explain(text: str, members: Sequence[Member]) -> Cause:
     """Why a collective among these members has failed, from what its backend says."""
     for cause in _CAUSES:
         if found := re.search(cause.pattern, text, re.DOTALL):
             words = {name: _named(name, word, members) for name, word in found.groupdict().items()}
-            return Explanation(cause.happened.format(**words), cause.check, cause.is_final)
-    return Explanation("it is not known why", "See what NCCL says with nccl.debug: INFO.")
+            return replace(cause, happened=cause.happened.format(**words))
+    return Cause("", "it is not known why", "See what NCCL says with nccl.debug: INFO.")
 
 
 def gist(text: str) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from quorate.core.errors import UnsupportedModelError
 from quorate.core.worker_status import EXCHANGE
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint
@@ -23,7 +22,7 @@ from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup
 from quorate.strategies.gangs.sync_batch_norm import SyncedNorms
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
-from quorate.training.gradients import gradient_plan, refuse_rows
+from quorate.training.gradients import check_compressible, gradient_plan, refuse_rows
 from quorate.training.lane import LaneResult
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
@@ -48,12 +47,7 @@ class DdpFactory:
         self.dtype = None
         if strategy.compress is not None:
             self.dtype = DTYPES[strategy.compress.dtype]
-            for name, parameter in replica.trainable:
-                if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
-                    raise UnsupportedModelError(
-                        f"'{name}' is of type {parameter.dtype}, whose gradient cannot be compressed. "
-                        "Leave strategy.compress out."
-                    )
+            check_compressible(replica.trainable)
         self.norms: SyncedNorms | None = None
         if strategy.sync_batch_norm:
             self.norms = SyncedNorms(replica.model)

@@ -72,7 +72,8 @@ class ProcessGroup:
     """Sums tensors over the members of a generation, in whichever order its backend adds: the same bits on all of them,
     and the same again on as many. `timeout`: the seconds that NCCL may take for a sum.
 
-    Sums are begun in the same order by all, from any thread, and waited for together. `abort` ends the wait.
+    Sums are begun in the same order by all, from any thread, and waited for together. `abort` ends the wait. A group
+    that is asked for other collectives is asked for no sums.
     """
 
     def __init__(
@@ -94,7 +95,6 @@ class ProcessGroup:
         # It raises when the generation is over: while members connect, nobody else would end the wait for a sum.
         self._check = endpoint.deadline
         self._begun: list[Work] = []
-        self._guarded: list[Work] = []
         self._error: Exception | None = None
         self._backend: Any = None
         self._ending: Ending | None = None
@@ -176,19 +176,17 @@ class ProcessGroup:
             raise self.translated(error) from None
         if not self._is_host:
             # NCCL does one after the other, so that the last tells of all; and each holds the tensors that it gives.
-            self._guarded = [work]
+            self._begun = [work]
             return work
-        self._guarded = [other for other in self._guarded if not other.is_completed()]
-        self._guarded.append(work)
+        self._begun = [*(other for other in self._begun if not other.is_completed()), work]
         return GuardedWork(self, work)
 
     def complete(self) -> None:
         """Return when every collective that was begun is there; raise LinkError where one never will be. Whoever waits
         for one on a GPU has only told its stream to: with an abort, that goes on with whatever lies there."""
         # Gloo's were waited for: a second time, some write their result again, over what was made of it.
-        while self._guarded and not self._is_host:
-            self.wait_for(self._guarded[0])
-            self._guarded.pop(0)
+        if not self._is_host:
+            self.wait()
         if self._is_over.is_set():
             raise GenerationOver("the links of this generation are closed")
 
@@ -202,7 +200,7 @@ class ProcessGroup:
             raise GenerationOver("the links of this generation were closed while a collective was under way")
         if self._is_host:
             # Some of Gloo's never say that they are complete, and each holds the tensors that it was given.
-            self._guarded = [other for other in self._guarded if other is not work]
+            self._begun = [other for other in self._begun if other is not work]
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Add this tensor up over all members, in its place, and wait for it."""
@@ -267,13 +265,12 @@ class ProcessGroup:
         """Let go of the group. Where a member hangs, a sum of Gloo stays begun until that is gone: a thread sees to its
         end. NCCL's are aborted, by another thread."""
         self.abort()
-        begun = [*self._begun, *self._guarded]
+        begun = [*self._begun]
         held: list[Any] = [self._backend, self._group, *begun]
         is_begun = self._is_host and any(not work.is_completed() for work in begun)
         self._backend, self._group = None, None
         begun.clear()
         self._begun.clear()
-        self._guarded.clear()
         self._error = None
         if self._ending is not None:
             self._ending.wait(held)

@@ -7,7 +7,7 @@ from quorate.reduce.memory import GradientMemory, zeros
 from quorate.reduce.neighbours import Neighbour, watch
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.spec.job import JobSpec
-from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
+from quorate.strategies.compression.methods import method_of, residuals_of
 from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.servers.compress import EncodedExchange
@@ -22,7 +22,7 @@ from quorate.strategies.servers.step import ServersConnection
 from quorate.strategies.servers.unit_loop import UnitConnection, connect_units
 from quorate.strategies.servers.update import HeldGradients, check_optimizers
 from quorate.training.flat_gradients import FlatGradients
-from quorate.training.gradients import Gradients, gradient_plan, parameters_by_rows, refuse_rows
+from quorate.training.gradients import Gradients, check_compressible, gradient_plan, parameters_by_rows, refuse_rows
 from quorate.training.optimizer_state import unfuse
 from quorate.training.replica import Replica
 

@@ -88,7 +88,7 @@ class MemberStrategy:
         self.leads = connection.share.number == 0
         self.share = connection.share
         self._links = connection.links
-        self._connection = connection
+        self.connection = connection
         self._activity = activity
         self._order = writing_order(connection.generation)
 
@@ -98,4 +98,4 @@ class MemberStrategy:
         return tuple(told[position] for position in self._order)
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()

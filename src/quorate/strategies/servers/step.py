@@ -122,7 +122,7 @@ class WorkerStep(_Step):
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         self._activity.enter(EXCHANGE)
         if self._encoded is not None:
-            gradients = self._connection.gradients
+            gradients = self.connection.gradients
             assert isinstance(gradients, FlatGradients), "a worker has those of its lanes"
             self._encoded.encode(step, results, gradients, self.share.residuals)
         self._exchange.push(step)
@@ -145,7 +145,7 @@ class WorkerStep(_Step):
         if self._encoded is None or not self._tells or agreed.is_void:
             return agreed._replace(norms=norms)
         self._tells = False
-        return agreed._replace(norms=norms, told=(self._encoded.traffic(step, self._connection.own),))
+        return agreed._replace(norms=norms, told=(self._encoded.traffic(step, self.connection.own),))
 
     def _take_up(self, rows: Mapping[int, Rows]) -> None:
         """What a worker does instead of an optimizer's step."""

@@ -69,11 +69,11 @@ class Standing:
 class UnitStrategy(MemberStrategy):
     """What a member trains with; its loop goes from boundary to boundary, where gathers are those of any strategy."""
 
-    def __init__(self, connection: "UnitConnection", activity: Activity) -> None:
-        super().__init__(connection, activity)
-        self.connection = connection
-        self.staleness = connection.spec.staleness if connection.spec.mode == "bounded" else None
-        self.standing = connection.standing
+    connection: "UnitConnection"
+
+    @property
+    def staleness(self) -> int | None:
+        return self.connection.spec.staleness
 
     @property
     def record(self) -> UnitRecord:
@@ -102,7 +102,7 @@ class UnitLoop(Loop):
 
     def __post_init__(self) -> None:
         self._settings = StepSettings(self.replica.optimizers, self.sampler, self.progress.cursor.step)
-        units, standing = self._units, self._units.standing
+        units, standing = self._units, self._units.connection.standing
         plan, channels = units.connection.plan, units.connection.channels
         if units.share.number is not None:
             position, damps = units.connection.endpoint.position, units.connection.spec.damping
