@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -64,15 +65,17 @@ def align(
     return progress, copied
 
 
+@dataclass
 class Passing:
     """Passes states from one member to others; all members call it, with the same donors and receivers, in order."""
 
-    def __init__(self, generation: Generation, position: int, reduction: Reduction, activity: Activity) -> None:
-        self._generation = generation
-        self._position = position
-        self._reduction = reduction
-        self._activity = activity
-        self._step = generation.cursor.step
+    generation: Generation
+    position: int
+    reduction: Reduction
+    activity: Activity
+
+    def __post_init__(self) -> None:
+        self._step = self.generation.cursor.step
         # Each broadcast under a number of its own: a piece that comes out of turn is refused.
         self._numbers = count()
 
@@ -81,8 +84,8 @@ class Passing:
         broadcast = partial(self._broadcast, donor)
         # Everybody has to know the size, to know how many pieces follow.
         told = memoryview(bytearray(8))
-        everybody = range(len(self._generation.members))
-        if self._position == donor and own is not None:
+        everybody = range(len(self.generation.members))
+        if self.position == donor and own is not None:
             source, size = as_bytes(own)
             told[:] = size.to_bytes(8)
             broadcast(told, everybody)
@@ -90,17 +93,17 @@ class Passing:
             return None, size
         broadcast(told, everybody)
         size = int.from_bytes(told)
-        if self._position not in receivers:
+        if self.position not in receivers:
             _pass_on(size, receivers, broadcast)
             return None, size
         encoded = _receive(size, receivers, broadcast, self._step)
-        giver = self._generation.members[donor].worker
+        giver = self.generation.members[donor].worker
         log.info("copied the state at step %d (%d bytes) from %s", self._step, size, name_of(giver))
         return encoded, size
 
     def _broadcast(self, donor: int, buffer: memoryview, receivers: Collection[int]) -> None:
-        with self._activity.waiting(OTHERS):
-            self._reduction.broadcast(self._step, next(self._numbers), donor, buffer, receivers)
+        with self.activity.waiting(OTHERS):
+            self.reduction.broadcast(self._step, next(self._numbers), donor, buffer, receivers)
 
 
 def _send(source: Iterator[Buffer], size: int, receivers: Collection[int], broadcast: Broadcast) -> None:

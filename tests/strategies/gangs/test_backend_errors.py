@@ -12,8 +12,7 @@ import torch
 from quorate.core.errors import JobError, LinkError, PeerLost
 from quorate.core.generation import Member
 from quorate.reduce.connect import connect
-from quorate.strategies.gangs.backend_errors import explain, gist
-from quorate.strategies.gangs.nccl import Ending
+from quorate.strategies.gangs.nccl import Ending, explain, gist
 from quorate.strategies.gangs.process_group import ProcessGroup
 from strategies.test_strategy_contract import Kind, endpoints, error_of
 

@@ -22,8 +22,7 @@ from quorate.core.generation import Member, name_of, names_of
 from quorate.reduce.device_reduction import Wrapped
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
-from quorate.strategies.gangs.backend_errors import explain, gist
-from quorate.strategies.gangs.nccl import Ending
+from quorate.strategies.gangs.nccl import Ending, explain, gist
 
 log = logging.getLogger(__name__)
 

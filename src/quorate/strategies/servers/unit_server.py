@@ -9,6 +9,7 @@ import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -181,6 +182,7 @@ class Hub:
             self._complete(self._told)
 
 
+@dataclass
 class UnitServer:
     """Serves the workers of a generation, by their positions, through one segment after the other.
 
@@ -188,36 +190,28 @@ class UnitServer:
     unit is lower the later it is.
     """
 
-    def __init__(
-        self,
-        position: int,
-        plan: UnitPlan,
-        channels: Mapping[int, UnitChannel],
-        replica: Replica,
-        record: UnitRecord,
-        settings: StepSettings,
-        before_change: Callable[[], None],
-        *,
-        damps: bool,
-    ) -> None:
-        self._plan = plan
-        self._channels = channels
-        self._replica = replica
-        self._record = record
-        self._settings = settings
-        self._before_change = before_change
-        self._damps = damps
+    position: int
+    plan: UnitPlan
+    channels: Mapping[int, UnitChannel]
+    replica: Replica
+    record: UnitRecord
+    settings: StepSettings
+    before_change: Callable[[], None]
+    damps: bool = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        plan, position = self.plan, self.position
         self._led, self._followed = plan.led[position], plan.followed[position]
         self._pushed_here, self._published = plan.pushed[position], plan.published[position]
-        self._sends_buffers = replica.buffers.exist and position == plan.hub
-        self._parameters = [parameter for _, parameter in replica.trainable]
+        self._sends_buffers = self.replica.buffers.exist and position == plan.hub
+        self._parameters = [parameter for _, parameter in self.replica.trainable]
         # What a worker has pushed stays until the next push of the same worker.
         sizes = {
             block: (self._parameters[block].numel(), self._parameters[block].dtype) for block in plan.held[position]
         }
         self._pushed = {
             worker: {block: torch.empty(numel, dtype=dtype) for block, (numel, dtype) in sizes.items()}
-            for worker in channels
+            for worker in self.channels
         }
         # One unit is applied at a time; those of each primary in the order of their numbers.
         self._changed = threading.Condition()
@@ -231,7 +225,7 @@ class UnitServer:
         self._hub = hub
         threads = [
             threading.Thread(target=self._serve, args=(worker,), name=f"quorate-serve-{worker}", daemon=True)
-            for worker in self._channels
+            for worker in self.channels
         ]
         for thread in threads:
             thread.start()
@@ -251,11 +245,11 @@ class UnitServer:
 
     def learning_rates(self, step: int) -> dict[str, float]:
         with self._changed:
-            return self._settings.learning_rates(step)
+            return self.settings.learning_rates(step)
 
     def _serve(self, worker: int) -> None:
         try:
-            channel = self._channels[worker]
+            channel = self.channels[worker]
             while (head := channel.receive())["ask"] != "end":
                 match head["ask"]:
                     case "next":
@@ -276,7 +270,7 @@ class UnitServer:
         """The first failure ends the segment for everybody here, and by the links elsewhere."""
         if self._error is None:
             self._error = error
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.close()
         with self._changed:
             self._changed.notify_all()
@@ -298,7 +292,7 @@ class UnitServer:
         channel.send({"seen": seen}, self._published, values)
         if self._sends_buffers:
             with self._changed:
-                buffers = {name: value.to("cpu", copy=True) for name, value in self._replica.buffers.committed()}
+                buffers = {name: value.to("cpu", copy=True) for name, value in self.replica.buffers.committed()}
             channel.send_bytes(pack({0: buffers}))
 
     def _push(self, worker: int, channel: UnitChannel, head: Head) -> Head:
@@ -309,17 +303,17 @@ class UnitServer:
             channel.receive_blocks(self._pushed_here, self._pushed[worker])
         changes = unpack(channel.receive_bytes()) if head["changes_buffers"] else {}
         with self._changed:
-            self._before_change()
+            self.before_change()
             late = self._updates - head["seen"]
             # As many updates as a step has lanes make it late by one step.
-            factor = share / (1 + late / self._record.lanes) if self._damps else share
+            factor = share / (1 + late / self.record.lanes) if self.damps else share
             number, self._updates = self._updates, self._updates + 1
             self._apply(unit, self._gradients(worker, head, self._led), factor)
-            if unit not in self._record.base:
+            if unit not in self.record.base:
                 self._change_buffers(changes)
-                self._record.base.add(unit)
+                self.record.base.add(unit)
             # Where it is computed a second time, what was told first is of no use: that worker is gone.
-            self._record.notes[unit] = head["note"]
+            self.record.notes[unit] = head["note"]
         return {"number": number, "late": late, "factor": factor}
 
     def _follow(self, worker: int, head: Head) -> None:
@@ -331,7 +325,7 @@ class UnitServer:
                     if self._error is not None:
                         raise SegmentOver
                     self._changed.wait(LOOK)
-                self._before_change()
+                self.before_change()
                 self._apply(Unit(*head["unit"]), gradients, factor)
                 self._next[primary] += 1
                 self._changed.notify_all()
@@ -341,7 +335,7 @@ class UnitServer:
         return {block: self._pushed[worker][block] if present >> block & 1 else None for block in blocks}
 
     def _apply(self, unit: Unit, gradients: Gradients, factor: float) -> None:
-        lacking = [block for block in gradients if unit not in self._record.blocks[block]]
+        lacking = [block for block in gradients if unit not in self.record.blocks[block]]
         changed = set()
         for block in lacking:
             gradient, parameter = gradients[block], self._parameters[block]
@@ -349,10 +343,10 @@ class UnitServer:
                 parameter.grad = gradient.view(parameter.shape).to(parameter.device)
                 changed.add(parameter)
         if changed:
-            self._settings.install(self._settings.at(unit.step), factor)
+            self.settings.install(self.settings.at(unit.step), factor)
             try:
-                for name, optimizer in self._replica.optimizers.by_name.items():
-                    if not changed.isdisjoint(self._replica.optimizers.parameters(name)):
+                for name, optimizer in self.replica.optimizers.by_name.items():
+                    if not changed.isdisjoint(self.replica.optimizers.parameters(name)):
                         optimizer.step()
             except RAISED as error:
                 blame_user_code(error, "optimizer.step()")
@@ -361,10 +355,10 @@ class UnitServer:
                 for parameter in changed:
                     parameter.grad = None
         for block in lacking:
-            self._record.blocks[block].add(unit)
+            self.record.blocks[block].add(unit)
 
     def _change_buffers(self, changes: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
-        buffers = self._replica.buffers
+        buffers = self.replica.buffers
         new = dict(changes.get(SET, {}))
         for name, change in changes.get(ADDED, {}).items():
             value = buffers.get(name)

@@ -43,55 +43,47 @@ class UnitNote:
         return cls(WorkerNote.decode(note.encode()).lanes[0], norms)
 
 
+@dataclass
 class UnitWorker:
     """One worker's part of a generation. `compute` runs the lane of a unit, whose gradient it leaves in `.grad`."""
 
-    def __init__(
-        self,
-        plan: UnitPlan,
-        channels: Mapping[int, UnitChannel],
-        replica: Replica,
-        compute: Callable[[Unit], LaneResult],
-        batch_samples: Callable[[int], int],
-        wants_boundary: Callable[[], bool],
-        activity: Activity | None = None,
-    ) -> None:
-        self._plan = plan
-        self._channels = channels
-        self._hub = channels[plan.hub]
-        self._replica = replica
-        self._compute = compute
-        self._batch_samples = batch_samples
-        self._wants_boundary = wants_boundary
-        self._activity = activity or Activity(lambda *_: None)
-        self._parameters = [parameter for _, parameter in replica.trainable]
+    plan: UnitPlan
+    channels: Mapping[int, UnitChannel]
+    replica: Replica
+    compute: Callable[[Unit], LaneResult]
+    batch_samples: Callable[[int], int]
+    wants_boundary: Callable[[], bool]
+    activity: Activity = field(default_factory=lambda: Activity(lambda *_: None))
+
+    def __post_init__(self) -> None:
+        self._hub = self.channels[self.plan.hub]
+        self._parameters = [parameter for _, parameter in self.replica.trainable]
         # Where what comes is put together: a parameter may be on another device, or lie in another order.
         self._values = {
             block: torch.empty(parameter.numel(), dtype=parameter.dtype)
             for block, parameter in enumerate(self._parameters)
         }
-        self._follows = any(plan.followed[server] for server in plan.servers)
 
     def run_segment(self) -> int:
         """Work until the boundary; where it is. The values are those of the boundary then."""
         done, late = None, 0
         while (unit := self._next(done, late)) is not None:
-            self._activity.begin_step(unit.step)
-            with self._activity.during(EXCHANGE):
+            self.activity.begin_step(unit.step)
+            with self.activity.during(EXCHANGE):
                 seen = self._pull()
-            result = self._compute(unit)
-            with self._activity.during(EXCHANGE):
+            result = self.compute(unit)
+            with self.activity.during(EXCHANGE):
                 late = self._push(unit, result, seen)
-            self._activity.add_step(self._activity.seconds, 1)
+            self.activity.add_step(self.activity.seconds, 1)
             done = unit
         self._pull()
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.send({"ask": "end"})
         return self._boundary
 
     def _next(self, done: Unit | None, late: int) -> Unit | None:
-        self._hub.send({"ask": "next", "done": done, "late": late, "wants_boundary": self._wants_boundary()})
-        with self._activity.waiting(OTHERS):
+        self._hub.send({"ask": "next", "done": done, "late": late, "wants_boundary": self.wants_boundary()})
+        with self.activity.waiting(OTHERS):
             answer = self._hub.receive()
         self._boundary: int = answer.get("boundary", 0)
         return Unit(*answer["unit"]) if "unit" in answer else None
@@ -99,13 +91,13 @@ class UnitWorker:
     def _pull(self) -> dict[int, int]:
         """Take up the newest values; how many updates each server has put into its own."""
         seen: dict[int, int] = {}
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.send({"ask": "pull"})
-        for server, channel in self._channels.items():
+        for server, channel in self.channels.items():
             seen[server] = channel.receive()["seen"]
-            channel.receive_blocks(self._plan.published[server], self._values)
-            if server == self._plan.hub and self._replica.buffers.exist:
-                self._replica.buffers.commit(unpack(channel.receive_bytes()).get(0, {}))
+            channel.receive_blocks(self.plan.published[server], self._values)
+            if server == self.plan.hub and self.replica.buffers.exist:
+                self.replica.buffers.commit(unpack(channel.receive_bytes()).get(0, {}))
         with torch.no_grad():
             for block, parameter in enumerate(self._parameters):
                 parameter.copy_(self._values[block].view(parameter.shape))
@@ -115,10 +107,10 @@ class UnitWorker:
         """Send the lane's mean gradient to all who hold it; how late it was, in updates that came in between."""
         note = UnitNote(result)
         if note.is_skipped:
-            skips = self._replica.spec.on_nonfinite_loss == "skip"
-            check_skippable(unit.step, [result], self._parameters, self._replica.buffers, skips=skips)
+            skips = self.replica.spec.on_nonfinite_loss == "skip"
+            check_skippable(unit.step, [result], self._parameters, self.replica.buffers, skips=skips)
         has_gradient = bool(result.samples) and not note.is_skipped
-        share = result.samples / self._batch_samples(unit.step)
+        share = result.samples / self.batch_samples(unit.step)
         changes: bytes | None = None
         if has_gradient:
             note = UnitNote(result, self._finish_gradient(unit, result))
@@ -131,33 +123,33 @@ class UnitWorker:
             "note": note.encode(),
         }
         blocks = self._flat_gradients() if has_gradient else {}
-        for server, channel in self._channels.items():
-            parcels = self._plan.pushed[server] if has_gradient else ()
+        for server, channel in self.channels.items():
+            parcels = self.plan.pushed[server] if has_gradient else ()
             channel.send(head | {"ask": "push", "seen": seen[server]}, parcels, blocks)
             if changes is not None:
                 channel.send_bytes(changes)
-        answers = {server: channel.receive() for server, channel in self._channels.items()}
-        if self._follows:
+        answers = {server: channel.receive() for server, channel in self.channels.items()}
+        if any(self.plan.followed.values()):
             self._tell_followers(head, answers)
         return max(int(answer["late"]) for answer in answers.values())
 
     def _tell_followers(self, head: Head, answers: Mapping[int, Head]) -> None:
         """Have the replicas do what the primaries have done, and in their order."""
         asked = {"ask": "follow", "unit": head["unit"], "present": head["present"]}
-        for server, channel in self._channels.items():
+        for server, channel in self.channels.items():
             of = [
                 (primary, answers[primary]["number"], answers[primary]["factor"])
-                for primary in self._plan.followed[server]
+                for primary in self.plan.followed[server]
             ]
             channel.send(asked | {"of": of})
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.receive()
 
     def _finish_gradient(self, unit: Unit, result: LaneResult) -> dict[str, float]:
         """Make it the gradient of the mean, and clip it; its norms before that."""
-        clip, norms = self._replica.spec.clip_norm, {}
+        clip, norms = self.replica.spec.clip_norm, {}
         for name, loss in result.losses.items():
-            parameters = self._parameters if name == SOLE else self._replica.optimizers.parameters(name)
+            parameters = self._parameters if name == SOLE else self.replica.optimizers.parameters(name)
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if loss.per_item and gradients:
                 if not loss.count > 0:
@@ -171,7 +163,7 @@ class UnitWorker:
                 # It was weighted by what the lane was to read.
                 torch._foreach_mul_(gradients, (result.samples + len(result.bad)) / result.samples)
             norms[name] = get_total_norm(gradients) if clip is None else clip_grad_norm_(parameters, clip)
-        return dict(zip(norms, self._replica.device.numbers(list(norms.values()))(), strict=True))
+        return dict(zip(norms, self.replica.device.numbers(list(norms.values()))(), strict=True))
 
     def _flat_gradients(self) -> dict[int, torch.Tensor]:
         """By block; one without a gradient has zeros, which nobody looks at."""
@@ -184,7 +176,7 @@ class UnitWorker:
 
     def _changes(self, unit: Unit, result: LaneResult, share: float) -> bytes | None:
         """What becomes of buffers: of running statistics what the lane has added, by its share of the batch."""
-        buffers = self._replica.buffers
+        buffers = self.replica.buffers
         changes: dict[int, dict[str, torch.Tensor]] = {ADDED: {}, SET: {}}
         for name, value in result.buffers.items():
             rule, before = buffers.rules.get(name), buffers.get(name)
