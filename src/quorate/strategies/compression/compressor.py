@@ -6,7 +6,7 @@ by bucket and chunk, from zeros.
 """
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,6 +104,11 @@ class _Part:
         of = torch.searchsorted(torch.tensor(ends), places, right=True)
         return places + torch.tensor(shifts)[of]
 
+    def whole_blocks(self) -> Iterator[tuple[Block, torch.Tensor]]:
+        """Each block with its values, where every element is sent."""
+        assert isinstance(self.content, Dense), "lanes are encoded alike"
+        return zip(self.blocks, torch.split(self.content.values, _sizes(self.blocks)), strict=True)
+
 
 @dataclass(frozen=True)
 class EncodedLane:
@@ -119,19 +124,17 @@ class EncodedLane:
             if isinstance(part.content, Sparse):
                 flat[part.places()] = 0
                 continue
-            values = torch.split(part.content.values, _sizes(part.blocks))
-            for block, sent in zip(part.blocks, values, strict=True):
+            for block, sent in part.whole_blocks():
                 flat[block.slot.place].sub_(sent)
 
     def add_to(self, values: Mapping[int, torch.Tensor]) -> None:
         """Add what was sent to flat tensors, by block."""
         for part in self.parts:
-            sizes = _sizes(part.blocks)
             if isinstance(part.content, Dense):
-                for block, sent in zip(part.blocks, torch.split(part.content.values, sizes), strict=True):
+                for block, sent in part.whole_blocks():
                     values[block.index].add_(sent)
                 continue
-            places, ends = part.content.places, torch.tensor(sizes).cumsum(0)
+            places, ends = part.content.places, torch.tensor(_sizes(part.blocks)).cumsum(0)
             counts = torch.searchsorted(places, ends).diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()
             of_blocks = zip(torch.split(places, counts), torch.split(part.content.values, counts), strict=True)
             for block, end, (found, sent) in zip(part.blocks, ends.tolist(), of_blocks, strict=True):
@@ -215,9 +218,7 @@ class Compressor:
     def _add_dense(self, blocks: Sequence[Block], parts: Mapping[int, _Part], total: torch.Tensor) -> None:
         values: dict[tuple[int, int], torch.Tensor] = {}
         for lane, part in parts.items():
-            assert isinstance(part.content, Dense), "lanes are encoded alike"
-            of_blocks = torch.split(part.content.values, _sizes(part.blocks))
-            values |= {(lane, block.index): sent for block, sent in zip(part.blocks, of_blocks, strict=True)}
+            values |= {(lane, block.index): sent for block, sent in part.whole_blocks()}
         for block in blocks:
             out = total[block.slot.place]
             nothing = torch.zeros(1, dtype=total.dtype).expand(block.slot.numel)

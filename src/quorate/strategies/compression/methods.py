@@ -109,7 +109,9 @@ class TopK:
         self._fraction = fraction
 
     def encode(self, flat: torch.Tensor, sizes: Sequence[int]) -> tuple[bytes, Sparse]:
-        magnitudes = _magnitudes(flat)
+        # Whole numbers in the order of the absolute values: the bits without the sign. NaN is beyond infinity.
+        kind = _INTEGERS[flat.itemsize]
+        magnitudes = flat.view(kind).numpy() & torch.iinfo(kind).max
         chosen, start = [], 0
         for size in sizes:
             if size:
@@ -127,7 +129,11 @@ class TopK:
         ends = numpy.cumsum(sizes)
         if (numpy.diff(numpy.searchsorted(places, ends), prepend=0) != counts).any():
             raise MalformedGradient("it has more of one block and less of another than is expected")
-        values, end = _values(payload, split, len(places), dtype)
+        end = split + len(places) * dtype.itemsize
+        if len(payload) < end:
+            raise MalformedGradient(f"it has {len(payload)} bytes where {end} are expected")
+        values = torch.empty(len(places), dtype=dtype)
+        values.view(torch.uint8).numpy()[:] = numpy.frombuffer(payload[split:end], dtype=numpy.uint8)
         return Sparse(torch.from_numpy(places), values), end
 
 
@@ -144,19 +150,3 @@ def largest(magnitudes: NDArray[numpy.integer], count: int) -> NDArray[numpy.int
         ties = numpy.flatnonzero(magnitudes[chosen] == least)
         chosen = numpy.delete(chosen, ties[count - len(chosen) :])
     return chosen
-
-
-def _magnitudes(flat: torch.Tensor) -> NDArray[numpy.integer]:
-    """Whole numbers in the order of the absolute values: the bits without the sign. NaN is beyond infinity."""
-    kind = _INTEGERS[flat.itemsize]
-    found: NDArray[numpy.integer] = flat.view(kind).numpy() & torch.iinfo(kind).max
-    return found
-
-
-def _values(payload: memoryview, start: int, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    end = start + count * dtype.itemsize
-    if len(payload) < end:
-        raise MalformedGradient(f"it has {len(payload)} bytes where {end} are expected")
-    values = torch.empty(count, dtype=dtype)
-    values.view(torch.uint8).numpy()[:] = numpy.frombuffer(payload[start:end], dtype=numpy.uint8)
-    return values, end
