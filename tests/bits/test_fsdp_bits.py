@@ -160,7 +160,7 @@ def test_what_was_waited_for_is_not_kept(tmp_path: Path) -> None:
         def watched(*arguments: Any) -> Any:
             outcome = advance(*arguments)
             groups = {id(group.present): group.present for group in loop.replica.sharding.world._groups}
-            assert sum(len(group._guarded) for group in groups.values()) == 0
+            assert sum(len(group._begun) for group in groups.values()) == 0
             return outcome
 
         loop.strategy.advance = watched
