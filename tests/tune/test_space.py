@@ -4,12 +4,13 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given as drawn_from
 from hypothesis import strategies as st
 
-from quorate.tune.spec import DimensionSpec, as_grid, grid_size, sample
+from quorate.tune.spec import DimensionSpec, GridSpec, SearchSpec
 
 SPACE = {
     "params.rate": DimensionSpec(loguniform=[1e-5, 1e-1]),
@@ -20,12 +21,16 @@ SPACE = {
 }
 
 
+def sample(space: dict[str, DimensionSpec], seed: int, trial: int) -> dict[str, Any]:
+    return SearchSpec(space=space, seed=seed).params(trial)
+
+
 def test_another_process_draws_the_same_trials_in_another_order() -> None:
     given = {key: dimension.model_dump() for key, dimension in SPACE.items()}
     script = (
-        "from quorate.tune.spec import DimensionSpec, sample\n"
+        "from quorate.tune.spec import DimensionSpec, SearchSpec\n"
         f"space = {{key: DimensionSpec(**keys) for key, keys in {given!r}.items()}}\n"
-        "print([sample(space, 7, trial) for trial in reversed(range(1, 6))])"
+        "print([SearchSpec(space=space, seed=7).params(trial) for trial in reversed(range(1, 6))])"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert told.strip() == repr([sample(SPACE, 7, trial) for trial in reversed(range(1, 6))])
@@ -79,15 +84,16 @@ def test_logarithmic_steps_stay_on_their_steps() -> None:
 
 
 def test_a_grid_has_every_combination_once_the_last_key_first() -> None:
-    space = as_grid({"a": DimensionSpec(choice=["x", "y"]), "b": DimensionSpec(uniform=[0, 0.5], step=0.25)})
-    size = grid_size(space)
-    combinations = [tuple(sample(space, 0, trial).values()) for trial in range(1, size + 1)]
+    space = {"a": DimensionSpec(choice=["x", "y"]), "b": DimensionSpec(uniform=[0, 0.5], step=0.25)}
+    spec = SearchSpec(space=space, algorithm=GridSpec(kind="grid"))
+    assert spec.trials == spec.grid_size == 6
+    combinations = [tuple(spec.params(trial).values()) for trial in range(1, 7)]
     assert combinations == list(product(["x", "y"], [0.0, 0.25, 0.5]))
 
 
 def test_a_grid_is_repeated_with_other_draws_beside_it() -> None:
     space = {"a": DimensionSpec(grid=[1, 2]), "b": DimensionSpec(uniform=[0, 1]), "c": DimensionSpec(grid=[None, "z"])}
-    assert grid_size(space) == 4
+    assert SearchSpec(space=space).grid_size == 4
     trials = [sample(space, 0, trial) for trial in range(1, 9)]
     assert [(trial["a"], trial["c"]) for trial in trials] == [(1, None), (1, "z"), (2, None), (2, "z")] * 2
     assert len({trial["b"] for trial in trials}) == 8
@@ -95,5 +101,6 @@ def test_a_grid_is_repeated_with_other_draws_beside_it() -> None:
 
 def test_a_range_without_steps_has_no_end_of_values() -> None:
     assert DimensionSpec(uniform=[0, 1]).values is None
-    assert as_grid({"a": DimensionSpec(loguniform=[1, 2])})["a"].kind == "loguniform"
+    space = {"a": DimensionSpec(loguniform=[1, 2])}
+    assert SearchSpec(space=space, algorithm=GridSpec(kind="grid")).dimensions == space
     assert DimensionSpec(randint=[3, 6]).values == [3, 4, 5, 6]

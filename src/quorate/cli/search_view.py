@@ -22,7 +22,7 @@ from quorate.tune.findings import advise_on_search, importance_of, search_docume
 from quorate.tune.folder import SearchFolder
 from quorate.tune.loading import ResolvedSearch
 from quorate.tune.result import SearchResult, result_of
-from quorate.tune.trials import SearchLog, Trial, TrialStatus
+from quorate.tune.trials import SearchLog, Trial, TrialStatus, params_in_words
 
 TRIAL_STYLES = {
     TrialStatus.RUNNING: "cyan",
@@ -181,7 +181,7 @@ def _print_best(page: Page, result: SearchResult) -> None:
     if best.has_run:
         page.whole("run", str(result.files.run(best.run_name).path))
     for ancestor in best.lineage:
-        page.row(f"to {ancestor.until:,}", f"trial {ancestor.trial}: {_listed(ancestor.params)}")
+        page.row(f"to {ancestor.until:,}", f"trial {ancestor.trial}: {visible(params_in_words(ancestor.params))}")
 
 
 def trial_table(
@@ -257,8 +257,4 @@ def _facts(result: SearchResult, left: float | None) -> list[str]:
 
 
 def _params(result: SearchResult, trial: Trial) -> str:
-    return _listed({key: trial.params[key] for key in result.keys if key in trial.params})
-
-
-def _listed(params: dict[str, Any]) -> str:
-    return ", ".join(f"{key.removeprefix('params.')} {visible(measure(value))}" for key, value in params.items())
+    return params_in_words({key: trial.params[key] for key in result.keys if key in trial.params})

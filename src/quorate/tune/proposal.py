@@ -96,14 +96,13 @@ def needs_optuna(spec: SearchSpec) -> bool:
 
 def proposal_lines(search: ResolvedSearch) -> list[str]:
     """The space as it could stand in the search file, if it was proposed; to be shown before it is used."""
-    space = {key: dimension for key, dimension in (search.spec.space or {}).items() if is_proposed(search, key)}
+    space = {
+        key: dimension
+        for key, dimension in (search.spec.space or {}).items()
+        if search.origins.get(f"space.{key}", "").startswith(PROPOSED)
+    }
     width = max((len(key) for key in space), default=0) + 1
     return [f"{key + ':':{width}} {write_value(each.model_dump(exclude_none=True))}" for key, each in space.items()]
-
-
-def is_proposed(search: ResolvedSearch, key: str) -> bool:
-    """Whether nobody has written this key of the space."""
-    return search.origins.get(f"space.{key}", "").startswith(PROPOSED)
 
 
 @dataclass(frozen=True)

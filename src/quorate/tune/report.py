@@ -18,7 +18,7 @@ from quorate.storage.atomic import write_atomically
 from quorate.tune.findings import Importance, advise_on_search, importance_of, job_of_best, write_best_job
 from quorate.tune.result import SearchResult
 from quorate.tune.spec import DimensionSpec
-from quorate.tune.trials import Trial, TrialStatus
+from quorate.tune.trials import Trial, TrialStatus, params_in_words
 
 MOST_LINES = 300
 """Of one chart: more cannot be told apart, and the best are among them."""
@@ -182,11 +182,6 @@ def _front(result: SearchResult) -> Iterator[Block]:
     rows = [(str(each.number), *map(measure, each.values), params_in_words(each.params)) for each in result.front]
     yield Table(("trial", *names, "params"), rows, range(len(names) + 1))
     yield Words("Each trial stands with all its metrics at the step at which the first of them is best.")
-
-
-def params_in_words(params: dict[str, object]) -> str:
-    """Each key with its value, in one line."""
-    return ", ".join(f"{key.removeprefix('params.')} {measure(value)}" for key, value in params.items())
 
 
 def _importance(importance: Importance) -> Iterator[Block]:

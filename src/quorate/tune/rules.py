@@ -21,8 +21,6 @@ from quorate.tune.spec import (
     PbtSpec,
     RandomSpec,
     SearchSpec,
-    Space,
-    grid_size,
 )
 
 _TRIED = 200
@@ -112,7 +110,7 @@ def _search_ends(spec: SearchSpec, job: Job, told: Told) -> Iterator[Problem]:
 
 
 def _grid_fits(spec: SearchSpec, _: Job, told: Told) -> Iterator[Problem]:
-    size, trials = grid_size(spec.dimensions), spec.budget.trials
+    size, trials = spec.grid_size, spec.budget.trials
     if trials is not None and size > trials:
         yield Problem(
             "budget.trials",
@@ -250,7 +248,9 @@ def _no_key_to_search(key: str) -> tuple[str, str] | None:
     return None
 
 
-def _refused_values(base: Layers, key: str, dimension: DimensionSpec, said: str, space: Space) -> list[Problem]:
+def _refused_values(
+    base: Layers, key: str, dimension: DimensionSpec, said: str, space: Collection[str]
+) -> list[Problem]:
     """Told once for each value; a key that there is not, once."""
     problems: dict[str, Problem] = {}
     for value in dimension.probes:

@@ -6,7 +6,7 @@ are the same in whatever order they run, on any machine.
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -112,41 +112,9 @@ class DimensionSpec(Section):
         return self.within(self.low + stream.random() * (self.high - self.low))
 
 
-Space = Mapping[str, DimensionSpec]
-"""By dotted key of the job."""
-
-
 def _rounded(value: float) -> float:
     # Logarithms differ in their last bit between mathematical libraries; besides, people read these numbers.
     return float(f"{value:.{_DIGITS}g}")
-
-
-def sample(space: Space, seed: int, trial: int) -> dict[str, Any]:
-    """What a trial (1, 2, …) of a random search gets. Keys with `grid` go through all their combinations, the last of
-    them fastest, and then from the beginning again; all others are drawn."""
-    params = {}
-    rest = trial - 1
-    for key in reversed(list(space)):
-        if space[key].kind == "grid":
-            values = space[key].values or []
-            rest, place = divmod(rest, len(values))
-            params[key] = values[place]
-        else:
-            params[key] = space[key].draw(random.Random(derive_seed(seed, "search", trial, key)))
-    return {key: params[key] for key in space}
-
-
-def grid_size(space: Space) -> int:
-    """How many combinations there are of the keys that have `grid`; 1 if none has."""
-    return math.prod(len(dimension.values or []) for dimension in space.values() if dimension.kind == "grid")
-
-
-def as_grid(space: Space) -> dict[str, DimensionSpec]:
-    """The space with every key as a grid of its values; one that has no end of them stays as it is."""
-    return {
-        key: dimension if dimension.values is None else DimensionSpec(grid=dimension.values)
-        for key, dimension in space.items()
-    }
 
 
 def dimension_problems(path: str, dimension: DimensionSpec, origin: str) -> Iterator[Problem]:
@@ -338,18 +306,37 @@ class SearchSpec(Section):
 
     @property
     def dimensions(self) -> dict[str, DimensionSpec]:
-        """The space as the algorithm goes through it."""
+        """The space as the algorithm goes through it: for `grid`, each key as a grid of its values, where these have an
+        end."""
         space = self.space or {}
-        return as_grid(space) if isinstance(self.algorithm, GridSpec) else dict(space)
+        if not isinstance(self.algorithm, GridSpec):
+            return dict(space)
+        return {key: each if each.values is None else DimensionSpec(grid=each.values) for key, each in space.items()}
+
+    @property
+    def grid_size(self) -> int:
+        """How many combinations there are of the keys that have `grid`; 1 if none has."""
+        return math.prod(len(each.values or []) for each in self.dimensions.values() if each.kind == "grid")
 
     @property
     def trials(self) -> int | None:
         """How many trials there are; None where other budgets end the search."""
-        space = self.dimensions
-        is_finite = bool(space) and all(dimension.kind == "grid" for dimension in space.values())
-        counts = [self.budget.trials, grid_size(space) if is_finite else None]
+        kinds = {dimension.kind for dimension in self.dimensions.values()}
+        counts = [self.budget.trials, self.grid_size if kinds == {"grid"} else None]
         return min((count for count in counts if count is not None), default=None)
 
     def params(self, trial: int) -> dict[str, Any]:
-        """What a trial (1, 2, …) gets, by dotted key of the job, where that does not depend on other trials."""
-        return sample(self.dimensions, self.seed, trial)
+        """What a trial (1, 2, …) gets, by dotted key of the job, where that does not depend on other trials.
+
+        Keys with `grid` go through all their combinations, the last of them fastest, and then from the beginning again;
+        all others are drawn.
+        """
+        space, params, rest = self.dimensions, {}, trial - 1
+        for key in reversed(space):
+            if space[key].kind == "grid":
+                values = space[key].values or []
+                rest, place = divmod(rest, len(values))
+                params[key] = values[place]
+            else:
+                params[key] = space[key].draw(random.Random(derive_seed(self.seed, "search", trial, key)))
+        return {key: params[key] for key in space}

@@ -261,14 +261,15 @@ def _await_lock(run: RunFolder, signals: Signals) -> None:
 
 def _report_of(run: RunFolder, fields: dict[str, Any]) -> Report:
     ending = fields["status"] if fields["status"] in ("complete", "failed") else "interrupted"
+    told = Timeline.glance(run.events_file)
     return Report(
         step=fields.get("steps") or 0,
         metrics=fields.get("final_metrics") or {},
-        total_steps=Timeline.glance(run.events_file).total_steps,
+        total_steps=told.total_steps,
         ending=ending,
         message=_failure_of(fields),
         digest=fields.get("weights_digest", ""),
-        seconds=round(Timeline.glance(run.events_file).active_seconds, 3),
+        seconds=round(told.active_seconds, 3),
     )
 
 

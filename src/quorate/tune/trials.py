@@ -13,6 +13,7 @@ from quorate.api.result import Result, open_run
 from quorate.checkpoint.retention import BestEvaluation, Watched
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
+from quorate.observe.quantities import measure
 from quorate.spec.changes import chained
 from quorate.spec.load import load_recorded
 from quorate.spec.override import renamed
@@ -33,6 +34,11 @@ class TrialStatus(StrEnum):
     STOPPED = "stopped"  # by the scheduler or a budget, with its checkpoint kept
     FAILED = "failed"
     UNFINISHED = "unfinished"  # the search ended before it: it goes on when that is resumed
+
+
+def params_in_words(params: Params) -> str:
+    """Each key with its value, in one line."""
+    return ", ".join(f"{key.removeprefix('params.')} {measure(value)}" for key, value in params.items())
 
 
 ENDED = frozenset({TrialStatus.FINISHED, TrialStatus.STOPPED, TrialStatus.FAILED})
