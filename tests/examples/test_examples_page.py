@@ -11,7 +11,8 @@ import pytest
 
 from examples.example_files import EXAMPLES, ROOT, module_of
 from quorate.spec.load import load_job
-from quorate.tune.proposal import open_search
+from quorate.tune.loading import read_search
+from quorate.tune.proposal import with_task
 
 FOLDERS = (EXAMPLES, EXAMPLES / "models")
 PAGES = [(folder / "README.md").read_text() for folder in FOLDERS]
@@ -35,7 +36,7 @@ SEARCHES = sorted(EXAMPLES.glob("*_search.yaml"))
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda search: str(search.stem))
 def test_every_search_file_is_valid_and_searches_what_its_task_has(search: Path) -> None:
-    found = open_search(search, {})
+    found = with_task(read_search(search, {}))
     assert found.spec.name.replace("-", "_") == search.stem
     assert found.spec.trials is not None
     assert found.trial_job(found.spec.params(1), 1).spec.params

@@ -14,8 +14,8 @@ from command import Running, Workplace, await_condition
 from quorate.core.errors import JobFileError, Problem, QuorateError, RequestError, RunError
 from quorate.core.installation import install_of
 from quorate.tune import local_search, proposal, search
-from quorate.tune.loading import ResolvedSearch, load_recorded_search, read_mapping
-from quorate.tune.proposal import open_search
+from quorate.tune.loading import ResolvedSearch, load_recorded_search, read_mapping, read_search
+from quorate.tune.proposal import with_task
 from quorate.tune.result import SearchResult
 from quorate.tune.search import run_search
 from tune.search_builder import search_folder
@@ -119,7 +119,7 @@ def test_a_library_that_is_missing_is_named_before_the_task_is_imported(
         document = keys_of(tmp_path, {"task": "task.py:Small"}, **{"space": rates, "budget": {"trials": 4}, **keys})
         (tmp_path / "search.yaml").write_text(json.dumps(document))
         with pytest.raises(QuorateError) as refused:
-            open_search(tmp_path / "search.yaml", {})
+            with_task(read_search(tmp_path / "search.yaml", {}))
         return refused.value.message
 
     needs_ray = f"needs the library ray, which is not installed here: {install_of('ray')}."

@@ -8,8 +8,8 @@ import pytest
 
 from quorate.core.errors import JobFileError, RequestError, UserCodeError
 from quorate.spec.load import load_job
-from quorate.tune.loading import ResolvedSearch, dump_search, read_mapping
-from quorate.tune.proposal import open_search, proposal_lines, propose, refuse_unreported, with_task
+from quorate.tune.loading import ResolvedSearch, dump_search, read_mapping, read_search
+from quorate.tune.proposal import proposal_lines, propose, refuse_unreported, with_task
 
 TASK = """\
 from typing import Literal
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def opened(folder: Path, space: str, more: str = "") -> ResolvedSearch:
     (folder / "find.yaml").write_text(f"job: digits.yaml\nbudget: {{trials: 4}}\nspace: {space}\n{more}")
-    return open_search(folder / "find.yaml", {})
+    return with_task(read_search(folder / "find.yaml", {}))
 
 
 PROPOSALS: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
@@ -83,7 +83,7 @@ def test_what_changes_on_the_way_keeps_the_shape_of_the_model() -> None:
 
 
 def test_a_job_file_alone_gets_a_space_that_can_be_shown(folder: Path) -> None:
-    search = open_search(folder / "digits.yaml", {})
+    search = with_task(read_search(folder / "digits.yaml", {}))
     assert proposal_lines(search) == [
         "params.learning_rate: {loguniform: [0.01, 1.0]}",
         "params.width:         {choice: [16, 32, 64]}",
@@ -103,7 +103,7 @@ def test_a_space_that_was_written_is_not_proposed(folder: Path) -> None:
 def test_a_space_that_is_proposed_keeps_the_rules_too(folder: Path) -> None:
     (folder / "find.yaml").write_text("job: digits.yaml\nalgorithm: grid\n")
     with pytest.raises(JobFileError) as caught:
-        open_search(folder / "find.yaml", {})
+        with_task(read_search(folder / "find.yaml", {}))
     assert [str(problem) for problem in caught.value.problems] == [
         "budget: nothing ends the search. Write budget: {trials: 20}, or minutes or steps of all trials together.",
         "space.params.learning_rate: algorithm: grid needs a list of values, and a loguniform (proposed from "
@@ -117,7 +117,7 @@ def test_nothing_to_propose(folder: Path) -> None:
     )
     (folder / "digits.yaml").write_text(JOB.replace("params: {needed: 3}\n", ""))
     with pytest.raises(RequestError, match="none can be proposed: Digits has no typed params"):
-        open_search(folder / "digits.yaml", {})
+        with_task(read_search(folder / "digits.yaml", {}))
 
 
 def test_values_that_the_task_refuses_are_told_with_all_other_mistakes(folder: Path) -> None:
@@ -194,24 +194,24 @@ def test_another_process_answers_the_same_while_this_one_does_something_else(fol
         f"import os\nwith open({str(marker)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n{TASK}"
     )
     done: list[str] = []
-    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda _: done.append("meanwhile"))
+    search = with_task(read_search(folder / "digits.yaml", {}), lambda _: done.append("meanwhile"))
     importers = marker.read_text().split()
     assert len(importers) == 1 and importers != [str(os.getpid())]
-    assert done and search == open_search(folder / "digits.yaml", {})
+    assert done and search == with_task(read_search(folder / "digits.yaml", {}))
     assert "params.learning_rate" in (search.spec.space or {})
 
 
 def test_what_another_process_refuses_is_refused_here(folder: Path) -> None:
     (folder / "find.yaml").write_text("job: digits.yaml\nbudget: {trials: 4}\nspace: {params.width: {choice: [x]}}\n")
     with pytest.raises(JobFileError, match=r"space\.params\.width"):
-        open_search(folder / "find.yaml", {}, meanwhile=lambda _: None)
+        with_task(read_search(folder / "find.yaml", {}), lambda _: None)
     (folder / "digits.py").write_text("raise ValueError('it cannot be imported')\n")
     with pytest.raises(UserCodeError, match="it cannot be imported"):
-        open_search(folder / "find.yaml", {}, meanwhile=lambda _: None)
+        with_task(read_search(folder / "find.yaml", {}), lambda _: None)
 
 
 def test_a_task_that_ends_the_process_which_asks_it_is_asked_here(folder: Path) -> None:
     ended = f"import os\nif os.getpid() != {os.getpid()}:\n    os._exit(3)\n"
     (folder / "digits.py").write_text(f"{ended}{TASK}")
-    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda _: None)
+    search = with_task(read_search(folder / "digits.yaml", {}), lambda _: None)
     assert "params.learning_rate" in (search.spec.space or {})

@@ -48,7 +48,8 @@ def tune(
     """
     from quorate.cli.search_view import RunningView, show_search
     from quorate.tune import search as api
-    from quorate.tune.proposal import open_search
+    from quorate.tune.loading import read_search
+    from quorate.tune.proposal import with_task
     from quorate.tune.search import import_engine
 
     if (search_file is None) == (resume is None):
@@ -59,7 +60,7 @@ def tune(
         search, folder = api.recorded(runs_folder(runs), resume)
     else:
         assert search_file is not None
-        search = open_search(search_file, os.environ, overrides(settings, runs=runs), import_engine)
+        search = with_task(read_search(search_file, os.environ, overrides(settings, runs=runs)), import_engine)
         _show_proposal(search, yes)
         folder = api.begin(search)
     with contextlib.closing(RunningView(search, folder, quiet)) as view:

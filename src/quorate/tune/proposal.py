@@ -11,7 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from quorate.api.tasks import TaskLocation
@@ -19,10 +18,9 @@ from quorate.core.errors import JobFileError, Problem, QuorateError, RequestErro
 from quorate.core.installation import install_of
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import nearest
-from quorate.spec.override import Override
 from quorate.spec.problems import Origin, in_brackets
 from quorate.spec.yaml_document import write_value
-from quorate.tune.loading import ResolvedSearch, SearchReading, read_search
+from quorate.tune.loading import ResolvedSearch, SearchReading
 from quorate.tune.rules import broken_search_rules
 from quorate.tune.spec import DimensionSpec, PbtSpec, SearchSpec
 
@@ -40,16 +38,6 @@ Fields = Mapping[str, tuple[Any, Any]]
 """Name → (type, default)."""
 Refused = Callable[[dict[str, Any]], list[Problem]]
 """What the task would refuse of its params."""
-
-
-def open_search(
-    path: Path,
-    environment: Mapping[str, str],
-    overrides: Sequence[Override] = (),
-    meanwhile: Callable[[SearchSpec], None] | None = None,
-) -> ResolvedSearch:
-    """The search of a file (or of a job file alone), checked against its task as by `with_task`."""
-    return with_task(read_search(path, environment, overrides), meanwhile)
 
 
 def with_task(reading: SearchReading, meanwhile: Callable[[SearchSpec], None] | None = None) -> ResolvedSearch:

@@ -23,7 +23,6 @@ from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untruste
 from quorate.storage.run_notes import place, tracking_uri
 from quorate.supervisor.signals import listening_to_signals
 from quorate.tracking import mlflow_client
-from quorate.tune import proposal
 from quorate.tune.driver import COMPLETE, Driver, TrialSource
 from quorate.tune.folder import SearchFolder
 from quorate.tune.loading import (
@@ -31,9 +30,10 @@ from quorate.tune.loading import (
     dump_search,
     load_recorded_search,
     read_mapping,
+    read_search,
 )
 from quorate.tune.local_search import on_this_machine
-from quorate.tune.proposal import needs_optuna, refuse_missing_library
+from quorate.tune.proposal import needs_optuna, refuse_missing_library, with_task
 from quorate.tune.result import SearchResult
 from quorate.tune.spec import PbtSpec, SearchSpec
 from quorate.tune.trials import Journal, Listener
@@ -69,14 +69,14 @@ class Search:
     def __init__(self, job: Any, **keys: Any) -> None:
         resolved = job.resolved if isinstance(job, Job) else None
         mapping = keys if resolved else {"job": job, **keys}
-        self.resolved: ResolvedSearch = proposal.with_task(read_mapping(mapping, "Search(...)", os.environ, resolved))
+        self.resolved: ResolvedSearch = with_task(read_mapping(mapping, "Search(...)", os.environ, resolved))
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Search":
         """Read a search file. `overrides` (dotted keys, such as ``"budget.trials"``) override its keys."""
         layer = [Override(key, value, "Search.from_file") for key, value in (overrides or {}).items()]
         search = cls.__new__(cls)
-        search.resolved = proposal.open_search(Path(path), os.environ, layer)
+        search.resolved = with_task(read_search(Path(path), os.environ, layer))
         return search
 
     def __repr__(self) -> str:
