@@ -110,10 +110,8 @@ class Rehearsals:
     def _have_turn(self, progress: Progress, value: Any, when: str) -> Progress:
         """A turn between two steps, of which it is seen whether a worker that joins would do the same."""
         with self._where_there_is_room():
-            if self._rehearsal is not None and isinstance(value, StepResult) and value.loss is not None:
-                self._rehearsal.compare_update(value.step)
             if self._rehearsal is not None:
-                self._rehearsal.take_state()
+                self._rehearsal.begin_turn(value)
         after = self._main.advance(progress, value, when)
         with self._where_there_is_room():
             if self._rehearsal is not None:
@@ -216,16 +214,19 @@ class Rehearsal:
         if not same_numbers(found, again):
             raise self._refused("gives another loss or gradient for the same batch")
 
-    def compare_update(self, step: int) -> None:
-        """Refuse a schedule that sets another rate, such as by a function of variables of `main`."""
+    def begin_turn(self, value: Any) -> None:
+        """A turn between two steps, from what the first one has now. Refuse a schedule that has set another rate in the
+        update before it, such as by a function of variables of `main`."""
         optimizers = self._replica.optimizers
-        if optimizers.are_torchs_own:  # others may set anything in their step(), which is not done here
+        has_updated = isinstance(value, StepResult) and value.loss is not None
+        if has_updated and optimizers.are_torchs_own:  # others may set anything in their step(), which is not done here
             with self._tried(), self._in_place(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # no step of the optimizer goes before
                 if optimizers.are_scheduled_by_job:
-                    optimizers.prepare(step, self._sampler)
-                optimizers.advance_schedules(step, self._sampler)
+                    optimizers.prepare(value.step, self._sampler)
+                optimizers.advance_schedules(value.step, self._sampler)
             self._compare_settings("its schedule sets")
+        self.take_state()
 
     def compare_turn(self, progress: Progress, value: Any, when: str) -> None:
         """Refuse a `main` that makes something else of its turn between two steps, which the first one has had."""

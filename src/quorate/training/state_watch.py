@@ -6,6 +6,7 @@ evaluation batch runs is put back at its end, and a mutable value that is left c
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
 from operator import is_, methodcaller
@@ -354,14 +355,10 @@ def _enclosed(hook: Any) -> Iterator[tuple[str, object]]:
     elif not isinstance(hook, FunctionType):
         yield f"the hook {type(hook).__name__}", hook
     function = getattr(hook, "__func__", hook)
-    defaults = (
-        *(getattr(function, "__defaults__", None) or ()),
-        *(getattr(function, "__kwdefaults__", None) or {}).values(),
-    )
+    if not isinstance(function, FunctionType):
+        return
+    defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
     yield from ((f"a default of {called}", value) for value in defaults)
-    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
-    for name, cell in zip(code.co_freevars, cells, strict=True) if code is not None and cells else ():
-        try:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not filled yet
             yield name, cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
