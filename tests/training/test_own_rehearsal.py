@@ -16,7 +16,7 @@ from quorate.training import own_rehearsal
 from quorate.training.imported_anew import imported_anew, swapped_modules
 from quorate.training.loop import Loop
 from quorate.training.own_loop import own_loop_of
-from quorate.training.own_rehearsal import numbers_of, same_numbers
+from quorate.training.own_state import numbers_of, same_numbers
 from training import own_loops as loops
 from training.recorded import run
 

@@ -2,14 +2,12 @@
 shows what `main` keeps to itself."""
 
 import copy
-import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set, Sized
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,13 +23,14 @@ from quorate.training.hints import out_of_memory
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.loop import Loop
 from quorate.training.own_loop import OwnLoop
-from quorate.training.own_run import STOP, Run, StepResult
+from quorate.training.own_run import STOP, StepResult
+from quorate.training.own_state import differ, lives_on, marked_locals, numbers_of, same_numbers, variables, warning_of
 from quorate.training.progress import Evaluated, Progress
 from quorate.training.replica import Replica, changed_outside
 from quorate.training.settings import NOTED
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
-from quorate.training.task import loss_in, take_log
+from quorate.training.task import take_log
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +40,6 @@ EARLY = 8
 """Up to here every step after the first is rehearsed."""
 LARGEST = 2**30
 """Bytes of parameters up to which there is room for a second model."""
-_DEEPEST, _MOST = 3, 1000
-"""So far, and so many values, two variables are compared, to tell which differ."""
 
 
 class NoRoom(Exception):  # noqa: N818 (a happening, not a mistake)
@@ -194,9 +191,9 @@ class Rehearsal:
                 pairs += [(n, shared[n], others.get(n, shared[n])) for n in shared if n[:2] != "__"]
             models = replica.model, self._replica.model
             own = {id(each) for model in models for each in (*model.modules(), *model.parameters(), *model.buffers())}
-            differing = [pair for pair in pairs if _differ(*pair[1:], own)]
+            differing = [pair for pair in pairs if differ(*pair[1:], own)]
             self._differ = sorted({name for name, _, _ in differing})
-            self.lost = {name for name, one, other in differing if _lives_on(one, other, own)}
+            self.lost = {name for name, one, other in differing if lives_on(one, other, own)}
 
     def take_state(self) -> None:
         """Have what the first one has now."""
@@ -289,112 +286,6 @@ def _order(replica: Replica) -> list[list[str]]:
     names = {id(each): name for name, each in replica.parameters}
     groups = (group for each in replica.optimizers.by_name.values() for group in each.param_groups)
     return [[names[id(each)] for each in group["params"]] for group in groups]
-
-
-def warning_of(name: str, lost: Sequence[str], measure: Any) -> str:
-    """What to say of variables with tensors of which no checkpoint knows. Refuses those that `measure` reads: metrics
-    decide which checkpoint is the best, and when training ends."""
-    said = (
-        f"{name}() keeps tensors that change in training in {', '.join(lost)}, where no checkpoint has them: a worker "
-        "that joins, or a job that is resumed, begins again with what they were at the top"
-    )
-    advice = "Keep them in buffers of the model; the key `average` keeps an exponential average of the weights."
-    code = getattr(inspect.unwrap(measure), "__code__", None) if measure is not None else None
-    if code is not None and (read := [each for each in lost if each in (*code.co_freevars, *code.co_names)]):
-        raise UnsupportedModelError(f"{said}, and run.evaluate() measures with {', '.join(read)}. {advice}")
-    return f"{said}. What is computed or written with them is another one then. {advice}"
-
-
-def variables(one: FrameType | None, other: FrameType | None) -> Iterator[tuple[str, Any, Any]]:
-    """Those that two runs of the same code have, with both values."""
-    for values, others in zip(_locals(one), _locals(other), strict=False):
-        yield from ((name, value, others[name]) for name, value in values.items() if name in others)
-
-
-def _lives_on(one: Any, other: Any, own: Set[int]) -> bool:
-    """Whether a variable that differs has tensors which are carried from step to step, as an average of weights is: a
-    batch has another shape than what its variable was first, and one number, such as a sum of losses, is for looking
-    at."""
-    now, first = (
-        [leaf.shape for leaf in _leaves(each, own).values() if isinstance(leaf, torch.Tensor)] for each in (one, other)
-    )
-    if isinstance(one, torch.Tensor):
-        return now == first and one.numel() > 1
-    return bool(now) and (now == first or not first)
-
-
-def _differ(one: Any, other: Any, own: Set[int]) -> bool:
-    if one is other:
-        return False
-    ones, others = _leaves(one, own), _leaves(other, own)
-    return ones.keys() != others.keys() or not all(map(_is_same, ones.values(), others.values()))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and torch.equal(one.detach(), other.detach())
-    return type(one) is type(other) and bool(one == other)
-
-
-def _leaves(value: Any, own: Set[int]) -> dict[tuple[Any, ...], Any]:
-    """The numbers, texts and tensors in a value, by their places in it, but for those of a model."""
-    return dict(islice(_inside(value, own, ()), _MOST))
-
-
-def _inside(value: Any, own: Set[int], place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if id(value) in own or len(place) > _DEEPEST or isinstance(value, Run | torch.optim.Optimizer):
-        return
-    if value is None or isinstance(value, bool | int | float | str | torch.Tensor):
-        yield place, value
-        return
-    if isinstance(value, torch.nn.Module):
-        value = value.state_dict()
-    elif isinstance(value, list | tuple):
-        value = dict(enumerate(value))
-    elif not isinstance(value, Mapping):
-        value = {name: each for name, each in getattr(value, "__dict__", {}).items() if name[:1] != "_"}
-    for key, each in value.items():
-        if isinstance(key, str | int):
-            yield from _inside(each, own, (*place, key))
-
-
-def numbers_of(loss: Any, trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A loss, or several, and their gradients."""
-    losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]
-    numbers = [each[0] if isinstance(each, tuple) and each else loss_in(each) for each in losses]
-    numbers = [each for each in numbers if isinstance(each, torch.Tensor)]  # others are refused where they are read
-    found = [each.detach().clone() for each in numbers]
-    for each in (each for each in numbers if each.requires_grad):
-        with suppress(RuntimeError):  # such as of a graph that is used up, which the lane itself finds
-            gradients = torch.autograd.grad(each.sum(), trained, retain_graph=True, allow_unused=True)
-            pairs = zip(trained, gradients, strict=True)
-            found += [torch.zeros_like(p) if one is None else one.detach().to_dense() for p, one in pairs]
-    return found
-
-
-def same_numbers(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether all are equal to the last bit, but for −0.0, and a NaN equals itself."""
-    if [(one.shape, one.dtype) for one in ones] != [(other.shape, other.dtype) for other in others]:
-        return False
-    return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in zip(ones, others, strict=True))
-
-
-def marked_locals(frame: FrameType | None) -> dict[str, Any]:
-    """The variables of `main`, and of functions that it has called, with marks by which a change is seen."""
-    return {name: (id(value), _mark(value)) for values in _locals(frame) for name, value in values.items()}
-
-
-def _locals(frame: FrameType | None) -> Iterator[dict[str, Any]]:
-    """The variables of the user's code, from where it waits outwards."""
-    while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith("quorate."):
-            yield frame.f_locals
-        frame = frame.f_back
-
-
-def _mark(value: Any) -> Any:
-    """By which a value that is the same object is seen to have changed."""
-    return value._version if isinstance(value, torch.Tensor) else len(value) if isinstance(value, Sized) else None
 
 
 @dataclass

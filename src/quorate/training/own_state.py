@@ -1,20 +1,31 @@
-"""What a training loop of one's own changes between two steps, and keeps: it is part of the state, as an update is."""
+"""What a training loop of one's own changes between two steps, and keeps: it is part of the state, as an update is.
 
+And what it has in variables, which is not: of these it is seen whether they differ in another run of the same code.
+"""
+
+import inspect
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence, Set, Sized
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from types import FrameType
 from typing import Any
 
 import numpy
+import torch
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.user_code import given
 from quorate.data.sampler import Sampler
 from quorate.spec.job import RingSpec
-from quorate.training.own_run import Place, Turns
+from quorate.training.own_run import Place, Run, Turns
 from quorate.training.progress import Progress
 from quorate.training.state_watch import GONE, Owner, StateWatch, is_torchs
+from quorate.training.task import loss_in
+
+_DEEPEST, _MOST = 3, 1000
+"""So far, and so many values, two variables are compared, to tell which differ."""
 
 
 @dataclass(frozen=True)
@@ -170,3 +181,110 @@ def _adopt_attributes(owner: Owner, where: str) -> None:
             )
         owner.saved[name] = value
     owner.put_back()
+
+
+def warning_of(name: str, lost: Sequence[str], measure: Any) -> str:
+    """What to say of variables with tensors of which no checkpoint knows. Refuses those that `measure` reads: metrics
+    decide which checkpoint is the best, and when training ends."""
+    said = (
+        f"{name}() keeps tensors that change in training in {', '.join(lost)}, where no checkpoint has them: a worker "
+        "that joins, or a job that is resumed, begins again with what they were at the top"
+    )
+    advice = "Keep them in buffers of the model; the key `average` keeps an exponential average of the weights."
+    code = getattr(inspect.unwrap(measure), "__code__", None) if measure is not None else None
+    if code is not None and (read := [each for each in lost if each in (*code.co_freevars, *code.co_names)]):
+        raise UnsupportedModelError(f"{said}, and run.evaluate() measures with {', '.join(read)}. {advice}")
+    return f"{said}. What is computed or written with them is another one then. {advice}"
+
+
+def variables(one: FrameType | None, other: FrameType | None) -> Iterator[tuple[str, Any, Any]]:
+    """Those that two runs of the same code have, with both values."""
+    for values, others in zip(_locals(one), _locals(other), strict=False):
+        yield from ((name, value, others[name]) for name, value in values.items() if name in others)
+
+
+def lives_on(one: Any, other: Any, own: Set[int]) -> bool:
+    """Whether a variable that differs has tensors which are carried from step to step, as an average of weights is: a
+    batch has another shape than what its variable was first, and one number, such as a sum of losses, is for looking
+    at."""
+    now, first = (
+        [leaf.shape for leaf in _leaves(each, own).values() if isinstance(leaf, torch.Tensor)] for each in (one, other)
+    )
+    if isinstance(one, torch.Tensor):
+        return now == first and one.numel() > 1
+    return bool(now) and (now == first or not first)
+
+
+def differ(one: Any, other: Any, own: Set[int]) -> bool:
+    """Whether two variables have other numbers, texts or tensors in them; `own` are the parts of models."""
+    if one is other:
+        return False
+    ones, others = _leaves(one, own), _leaves(other, own)
+    return ones.keys() != others.keys() or not all(map(_is_same, ones.values(), others.values()))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one.detach(), other.detach())
+    return type(one) is type(other) and bool(one == other)
+
+
+def _leaves(value: Any, own: Set[int]) -> dict[tuple[Any, ...], Any]:
+    """The numbers, texts and tensors in a value, by their places in it, but for those of a model."""
+    return dict(islice(_inside(value, own, ()), _MOST))
+
+
+def _inside(value: Any, own: Set[int], place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if id(value) in own or len(place) > _DEEPEST or isinstance(value, Run | torch.optim.Optimizer):
+        return
+    if value is None or isinstance(value, bool | int | float | str | torch.Tensor):
+        yield place, value
+        return
+    if isinstance(value, torch.nn.Module):
+        value = value.state_dict()
+    elif isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    elif not isinstance(value, Mapping):
+        value = {name: each for name, each in getattr(value, "__dict__", {}).items() if name[:1] != "_"}
+    for key, each in value.items():
+        if isinstance(key, str | int):
+            yield from _inside(each, own, (*place, key))
+
+
+def numbers_of(loss: Any, trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A loss, or several, and their gradients."""
+    losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]
+    numbers = [each[0] if isinstance(each, tuple) and each else loss_in(each) for each in losses]
+    numbers = [each for each in numbers if isinstance(each, torch.Tensor)]  # others are refused where they are read
+    found = [each.detach().clone() for each in numbers]
+    for each in (each for each in numbers if each.requires_grad):
+        with suppress(RuntimeError):  # such as of a graph that is used up, which the lane itself finds
+            gradients = torch.autograd.grad(each.sum(), trained, retain_graph=True, allow_unused=True)
+            pairs = zip(trained, gradients, strict=True)
+            found += [torch.zeros_like(p) if one is None else one.detach().to_dense() for p, one in pairs]
+    return found
+
+
+def same_numbers(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether all are equal to the last bit, but for −0.0, and a NaN equals itself."""
+    if [(one.shape, one.dtype) for one in ones] != [(other.shape, other.dtype) for other in others]:
+        return False
+    return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in zip(ones, others, strict=True))
+
+
+def marked_locals(frame: FrameType | None) -> dict[str, Any]:
+    """The variables of `main`, and of functions that it has called, with marks by which a change is seen."""
+    return {name: (id(value), _mark(value)) for values in _locals(frame) for name, value in values.items()}
+
+
+def _locals(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """The variables of the user's code, from where it waits outwards."""
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith("quorate."):
+            yield frame.f_locals
+        frame = frame.f_back
+
+
+def _mark(value: Any) -> Any:
+    """By which a value that is the same object is seen to have changed."""
+    return value._version if isinstance(value, torch.Tensor) else len(value) if isinstance(value, Sized) else None
