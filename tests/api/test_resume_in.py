@@ -7,7 +7,7 @@ import pytest
 
 from command import Workplace, workplace  # noqa: F401 (a fixture)
 from quorate.api.prints import NoDisplay
-from quorate.api.run_part import run_locally
+from quorate.api.run_part import Setup, run_locally
 from quorate.api.session import resume_in
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RunError
@@ -33,7 +33,7 @@ def submitted(place: Workplace, **asked: Any) -> RunFolder:
 def carried_out(run: RunFolder, task: Path) -> Any:
     asked = load_recorded(asked_of(run), {}, [])
     place = TaskLocation(f"{task}:Tiny")
-    return resume_in(run, asked, asked, place, lambda _: NoDisplay(), run_locally)
+    return resume_in(run, asked, asked, Setup(place, lambda _: NoDisplay(), run_locally))
 
 
 @pytest.mark.long  # it trains three times

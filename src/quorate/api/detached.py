@@ -21,7 +21,7 @@ from quorate.api.job import job_text
 from quorate.api.prints import Watch
 from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped, refuse_others_run
 from quorate.api.result import Result
-from quorate.api.run_part import refuse_missing_engine, run_on_engine
+from quorate.api.run_part import Setup, refuse_missing_engine, run_on_engine
 from quorate.api.session import is_private, resumable, resume_in, start_in
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
@@ -179,10 +179,10 @@ def launch(folder: Path, watch: Watch) -> Result:
     spec = resolved.spec.model_copy(update={"engine": engine.model_copy(update={"address": "auto"})})
     # What the nodes are given was said with the submission, and holds for all that this process starts.
     runner = partial(run_on_engine, code=NodeCode(root=here, is_sent=True))
-    place, here_resolved = TaskLocation(str(reference)), replace(resolved, spec=spec)
+    setup, here_resolved = Setup(TaskLocation(str(reference)), watch, runner), replace(resolved, spec=spec)
     if is_resumed:
-        return resume_in(run, resolved, here_resolved, place, watch, runner)
-    return start_in(run, here_resolved, place, watch, runner)
+        return resume_in(run, resolved, here_resolved, setup)
+    return start_in(run, here_resolved, setup)
 
 
 def main() -> int:

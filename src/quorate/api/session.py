@@ -181,15 +181,13 @@ def _checkpoint_for(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob
     return checkpoint
 
 
-def resume_in(
-    run: RunFolder, asked: ResolvedJob, here: ResolvedJob, place: TaskLocation, watch: Watch, runner: Runner
-) -> Result:
+def resume_in(run: RunFolder, asked: ResolvedJob, here: ResolvedJob, setup: Setup) -> Result:
     """Resume a run whose resume was submitted elsewhere: the job `asked` for, which runs as `here` says. A refusal
     leaves all as it was, what was asked for included: whoever waits for the run is told by Ray why it has ended."""
     with run.lock():
         checkpoint = resumable(run, recorded_job(run), asked)
         try:
-            result = _continue(run, asked, here, Setup(place, watch, runner), checkpoint, forget_asked)
+            result = _continue(run, asked, here, setup, checkpoint, forget_asked)
         except JobError:
             forget_asked(run)
             raise
@@ -197,22 +195,14 @@ def resume_in(
         return result
 
 
-def start_in(
-    run: RunFolder,
-    resolved: ResolvedJob,
-    place: TaskLocation,
-    watch: Watch,
-    runner: Runner,
-    checkpoint: CheckpointInfo | None = None,
-    until: int | None = None,
-) -> Result:
+def start_in(run: RunFolder, resolved: ResolvedJob, setup: Setup, checkpoint: CheckpointInfo | None = None) -> Result:
     """Train a job in a folder that was made for it elsewhere; from a `checkpoint`, as a branch of that one's run. A
     refusal is written there: nobody may see it here."""
     with listening_to_signals() as signals, run.lock():
         try:
             _refuse_what_is_missing(resolved.spec)
             # The task as whoever resumes it elsewhere finds it: the copy that is here goes with the cluster.
-            return _begin(run, resolved, Setup(place, watch, runner, until), signals, checkpoint)
+            return _begin(run, resolved, setup, signals, checkpoint)
         except RequestError as error:
             about = {"run": run.name, "folder": str(run.path), "recoveries": []}
             run.write_result({**about, "status": "failed", "failure": Failure.of(error).masked().to_dict()})

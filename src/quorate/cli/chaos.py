@@ -1,13 +1,12 @@
 """`quorate chaos`: a job under faults, and what became of it."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorate.cli.options import Epochs, JobFile, Json, NewRuns, Quiet, Set, Steps, Workers, overrides, run_names
+from quorate.cli.options import Epochs, JobFile, Json, NewRuns, Quiet, Set, Steps, Workers, job_of, run_names
 from quorate.cli.output import print_document
 from quorate.core.generation import name_of
 from quorate.observe.quantities import duration
@@ -94,11 +93,9 @@ def chaos(
     from quorate.api.train import show_on_stderr, show_quietly
     from quorate.history.ledger import read_ledger
     from quorate.observe.screen import Screen
-    from quorate.spec.load import load_job
 
     request = FaultRequest.of(fault, script, at_random, mtbf, seed)
-    layer = overrides(settings, workers=workers, steps=steps, epochs=epochs, runs=runs)
-    resolved = load_job(job_file, os.environ, layer)
+    resolved = job_of(job_file, settings, workers=workers, steps=steps, epochs=epochs, runs=runs)
     trial = try_under(request, resolved, against, show_quietly if quiet else show_on_stderr)
     if not isinstance(trial, Trial):
         if as_json:

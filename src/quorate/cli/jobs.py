@@ -30,6 +30,7 @@ from quorate.cli.options import (
     Workers,
     choose,
     find_run,
+    job_of,
     overrides,
     to_file,
 )
@@ -90,18 +91,18 @@ def train(
       quorate train job.yaml --debug
     """
     from quorate.api import session
-    from quorate.spec.load import load_job
 
     if debug and (detach or as_json):
         raise RequestError(f"--debug needs this terminal, and {'--detach' if detach else '--json'} does without it.")
 
-    layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, runs=runs)
+    flags = {"workers": workers, "lanes": lanes, "steps": steps, "epochs": epochs, "seed": seed, "runs": runs}
+    resolved = job_of(job_file, settings, **flags)
     if detach:
         from quorate.api.detached import submit
 
-        _tell_submitted(*submit(load_job(job_file, os.environ, layer)), as_json)
+        _tell_submitted(*submit(resolved), as_json)
         return
-    resolved, watch = load_job(job_file, os.environ, layer), _display(quiet, prints, is_live=not debug)
+    watch = _display(quiet, prints, is_live=not debug)
     if debug:
         from quorate.api.debug import restart_as_worker, start_here
 

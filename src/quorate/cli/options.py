@@ -210,6 +210,13 @@ def choose(given: str, choices: type[Choice], option: str) -> Choice:
     raise RequestError(f"{option}: {given!r} is not one of {one_of(allowed)}.{hint}")
 
 
+def job_of(job_file: Path, settings: list[str] | None, **flags: str | int | None) -> Any:
+    """The job of a file as a `ResolvedJob`, under the environment and what the command line puts over it."""
+    from quorate.spec.load import load_job
+
+    return load_job(job_file, os.environ, overrides(settings, **flags))
+
+
 def overrides(settings: list[str] | None, **flags: str | int | None) -> list[Any]:
     """The `Override`s that the command line puts over the job file; flags go over `--set`."""
     from quorate.spec.override import Override, parse_sets

@@ -1,7 +1,6 @@
 """`quorate plan` and `quorate find-lr`: what a job needs, and at which rate it learns, told before it is trained."""
 
 import math
-import os
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorate.cli.options import JobFile, Json, Lanes, Seed, Set, Workers, overrides, to_file
+from quorate.cli.options import JobFile, Json, Lanes, Seed, Set, Workers, job_of, to_file
 from quorate.cli.output import print_document
 from quorate.observe.quantities import blocks_for, plural, size, sparkline
 
@@ -47,11 +46,9 @@ def plan(
     """
     from quorate.api.plan import parse_memory, plan_job
     from quorate.cli.layout import Page
-    from quorate.spec.load import load_job
 
     size_of_gpu = None if memory is None else parse_memory(memory)
-    layer = overrides(settings, workers=workers, lanes=lanes)
-    job = load_job(job_file, os.environ, layer)
+    job = job_of(job_file, settings, workers=workers, lanes=lanes)
     with redirect_stdout(sys.stderr):  # what the task prints is no part of the answer
         made = plan_job(job, size_of_gpu)
     if as_json:
@@ -212,11 +209,10 @@ def find_lr(
     from quorate.api.train import passing_on_signals
     from quorate.cli.layout import Page
     from quorate.history.report.charts import check_plot_file, write_plots
-    from quorate.spec.load import load_job
 
     if output is not None:
         check_plot_file(output)
-    job = load_job(job_file, os.environ, overrides(settings, workers=workers, lanes=lanes, seed=seed))
+    job = job_of(job_file, settings, workers=workers, lanes=lanes, seed=seed)
     if sys.stderr.isatty():
         typer.echo(f"testing {steps} rates from {first:g} to {last:g}", err=True)
     with passing_on_signals(), redirect_stdout(sys.stderr):  # what the task prints is no part of the answer

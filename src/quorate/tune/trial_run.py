@@ -24,7 +24,7 @@ from quorate.api.job import job_text
 from quorate.api.prints import Watch
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job
 from quorate.api.result import Result
-from quorate.api.run_part import Runner, run_on_engine
+from quorate.api.run_part import Runner, Setup, run_on_engine
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, QuorateError, RunError
@@ -213,8 +213,8 @@ class TrialRun:
             checkpoint = chosen_checkpoint(donor, recorded, plan.branch[1], job.spec.checkpoint)[1]
             job = with_branch(recorded, job, checkpoint.cursor.step)
         _make(run, job)
-        place = TaskLocation(job.spec.task)
-        return session.start_in(run, job, place, watch, self._runner, checkpoint, plan.until)
+        setup = Setup(TaskLocation(job.spec.task), watch, self._runner, plan.until)
+        return session.start_in(run, job, setup, checkpoint)
 
 
 class _Evaluations:
