@@ -9,7 +9,7 @@ ends the job is never told and never saved.
 A step that needs the host is read at once, as everywhere: the bits are the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 
@@ -18,7 +18,6 @@ import torch
 from quorate.lanes.buckets import MEAN
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
-from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, fill_in, unread_scalars
 from quorate.training.loss_scale import judged
@@ -35,19 +34,26 @@ class DeviceLag(Lag):
     """That of a worker that is alone."""
 
     def __init__(
-        self, spec: JobSpec, replica: Replica, gradients: Gradients, agreement: StepAgreement, update: Update
+        self,
+        spec: JobSpec,
+        replica: Replica,
+        gradients: Gradients,
+        agreement: StepAgreement,
+        update: Update,
+        exchange: Callable[[int, Sequence[LaneResult]], None],
     ) -> None:
         self._replica = replica
         self._gradients = gradients
         self._agreement = agreement
         self._update = update
+        self._exchange = exchange
         self._skips = spec.on_nonfinite_loss == "skip"
         averaged = (name for name, rule in replica.buffers.rules.items() if rule == MEAN)
         # An average moves at each step that is not void; integers have no mean, and are refused when lanes differ.
         self._may_lag = replica.average is None and all(replica.buffers.get(n).is_floating_point() for n in averaged)
         self._predicable: tuple[int, int] | None = None
         self._rates = replica.optimizers.rates
-        self._begun = 0
+        self._begun = self._finished = 0
 
     def can_take(self, results: Sequence[LaneResult]) -> bool:
         if not self._may_lag or (self._replica.buffers.exist and self._replica.buffers.flat is None):
@@ -64,8 +70,11 @@ class DeviceLag(Lag):
                 return False
         return any(result.samples for result in results) and self._can_leave_out(_present(results))
 
-    def begin(self, step: int, results: Sequence[LaneResult], request: StepRequest, activity: Activity) -> PendingStep:
-        replica = self._replica
+    def begin(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> PendingStep:
+        replica, activity = self._replica, self._update.activity
+        self._exchange(step, results)
+        if self._finished == self._begun:  # nothing is on its way
+            self._rates = replica.optimizers.rates
         values = [loss.value.reshape(()) for result in results for loss in _losses(result)]
         # Whatever else makes a step void is to be added here, and to `conclude`.
         void = ~torch.isfinite(torch.stack(values)).all()
@@ -82,6 +91,7 @@ class DeviceLag(Lag):
             result.taken = None  # its memory is for the next
 
         def finish() -> Agreement:
+            self._finished = step
             numbers = iter(arriving())
             fill_in(results, numbers)
             read_norms = {name: next(numbers) for name in norms}
@@ -101,9 +111,6 @@ class DeviceLag(Lag):
             return agreed._replace(norms={} if is_left_out else read_norms, learning_rates=named)
 
         return PendingStep(request, arriving, finish)
-
-    def catch_up(self) -> None:
-        self._rates = self._replica.optimizers.rates
 
     def _is_exact(self, loss: GivenLoss) -> bool:
         own = self._replica.parameters[0][1].device

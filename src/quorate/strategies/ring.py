@@ -30,7 +30,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
-from quorate.training.strategy import Agreement, Lag, PendingStep, StepRequest, Strategy
+from quorate.training.strategy import Agreement, Lag, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -116,12 +116,12 @@ class RingConnection:
         parameters = [parameter for _, parameter in replica.trainable]
         agreement = self._agreement(parameters, ReplicaDigests(replica))
         agreement.audit = update.audit
-        lag: Lag | None = None
-        if not replica.device.is_host and is_alone:
+        strategy = self._strategy(StepParts(self.own, self.links, self.gradients, agreement, update, activity))
+        if strategy.may_lag and is_alone and not replica.device.is_host:
             from quorate.strategies.lagging import DeviceLag
 
-            lag = DeviceLag(self.spec, replica, self.gradients, agreement, update)
-        return self._strategy(StepParts(self.own, self.links, self.gradients, agreement, update, activity, lag))
+            strategy.lag = DeviceLag(self.spec, replica, self.gradients, agreement, update, strategy.exchange)
+        return strategy
 
     def _agreement(self, parameters: Sequence[torch.Tensor], digests: ReplicaDigests | None) -> StepAgreement:
         """How the workers of the generation agree on a step besides its gradients."""
@@ -129,7 +129,7 @@ class RingConnection:
         held = parameters, self.replica.buffers, digests, self.replica.optimizers.settings
         return StepAgreement(self.links.gather, workers, self.own, *held, skips=skips)
 
-    def _strategy(self, parts: "StepParts") -> Strategy:
+    def _strategy(self, parts: "StepParts") -> "RingStrategy":
         return RingStrategy(parts, overlaps=self.spec.overlap and self.links.overlaps, together=self.together)
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ def measured(endpoint: Endpoint, links: Reduction, bytes_per_step: int | None) -
 
 
 class StepParts(NamedTuple):
-    """What a step is made with. `lag`: steps need not be read before they are applied."""
+    """What a step is made with."""
 
     own: Member
     links: Reduction
@@ -162,18 +162,20 @@ class StepParts(NamedTuple):
     agreement: StepAgreement
     update: Update
     activity: Activity
-    lag: Lag | None = None
 
 
 class RingStrategy:
     """Sums the lanes' gradients around the ring, in the order that the job fixes.
 
     `overlaps`: the first buckets are summed while the backward pass still fills the others. `together` sums all buckets
-    sooner than one after the other.
+    sooner than one after the other. Where it `may_lag`, steps need not be read before they are applied.
     """
 
+    may_lag = True
+    lag: Lag | None = None
+
     def __init__(self, parts: StepParts, *, overlaps: bool = False, together: SumAll | None = None) -> None:
-        own, links, gradients, self._agreement, self._update, self._activity, self._lag = parts
+        own, links, gradients, self._agreement, self._update, self._activity = parts
         self._together = together
         self.worker = own.worker
         self.hosted = own.lanes
@@ -194,23 +196,13 @@ class RingStrategy:
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """Gradients first, since their exchange may have begun with the backward pass; then everything else."""
-        self._sum(step, results)
+        self.exchange(step, results)
         agreed = self._agreement.reach(step, results, request)
         self._activity.leave()
-        outcome = self._update.apply(step, agreed)
-        if self._lag is not None:
-            self._lag.catch_up()
-        return outcome
+        return self._update.apply(step, agreed)
 
-    def can_lag(self, results: Sequence[LaneResult]) -> bool:
-        return self._lag is not None and self._lag.can_take(results)
-
-    def begin_advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> PendingStep:
-        assert self._lag is not None
-        self._sum(step, results)
-        return self._lag.begin(step, results, request, self._activity)
-
-    def _sum(self, step: int, results: Sequence[LaneResult]) -> None:  # noqa: ARG002
+    def exchange(self, step: int, results: Sequence[LaneResult]) -> None:  # noqa: ARG002
+        """Sum the gradients of all lanes; its phase is left by whoever agrees on the step."""
         self._activity.enter(EXCHANGE)
         if self._reducer is not None:
             self._reducer.wait()
@@ -229,6 +221,7 @@ class RingStrategy:
         if self._reducer is not None:
             self._reducer.close()
         self._gradients.close()
+        self.lag = None  # it refers to this, and such a circle would keep the gradients until somebody collects it
 
 
 def _sum_bucket(links: Reduction, gradients: FlatGradients, step: int, index: int) -> None:

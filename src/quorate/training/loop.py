@@ -39,7 +39,7 @@ from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import (
     NOTHING_ASKED,
     Agreement,
-    Lagging,
+    Lag,
     Save,
     Shortage,
     StepRequest,
@@ -90,7 +90,7 @@ class Loop:
     _bad_listed: tuple[int, ...] = ()
     _shortage: Shortage | None = None
     _last: int = 0
-    _lagging: Lagging | None = None
+    _lag: Lag | None = None
     _draft: tuple[int, Draft] | None = None
 
     @cached_property
@@ -138,7 +138,7 @@ class Loop:
         self._publish_begin()
         self.checkpointer.enter(self.strategy, self.progress.cursor.step)
         last = self._last = self.mode.last_step(self.sampler.total_steps)
-        self._lagging = self.strategy if self.may_lag and isinstance(self.strategy, Lagging) else None
+        self._lag = getattr(self.strategy, "lag", None) if self.may_lag else None
         self.watch.begin()
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
@@ -205,16 +205,16 @@ class Loop:
         self._hosted.notes += self.memory.notes()
         # The first step is read at once: it makes what the optimizers keep, which is then all there. So is an audit.
         may_lag = self._is_warm and (self.audit is None or not self.audit.is_due(step))
-        lagging = self._lagging if may_lag and self._lagging and self._lagging.can_lag(results) else None
-        if lagging is None:
+        lag = self._lag if may_lag and self._lag is not None and self._lag.can_take(results) else None
+        if lag is None:
             self._pending.complete_all()
             self.lanes.read(results)
         self.watch.after_lanes()
         request = self.requested()
         if request.save is Save.NONE and self.checkpointer.is_wanted(by_time=0 in strategy.hosted):
             request = replace(request, save=Save.BEGIN)
-        if lagging is not None:
-            self._pending.add(step, lagging.begin_advance(step, results, request))
+        if lag is not None:
+            self._pending.add(step, lag.begin(step, results, request))
             activity.add_step(activity.seconds, len(strategy.hosted))
             return request
         # A schedule of the task moves on at the end of the update, to the rates of the next step.

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 
 from quorate.data.ledger import Tally
 from quorate.observe.event import Event
-from quorate.training.activity import Activity
 from quorate.training.device import Numbers
 from quorate.training.lane import LaneResult
 from quorate.training.loss_scale import Scaling
@@ -177,23 +176,8 @@ class Strategy(Protocol):
 
 class Lag(Protocol):
     """Agrees on steps on the device, and updates there, before anybody has read them: on those that it `can_take`, as
-    they do without the host. `begin` is called when the gradients are summed, `catch_up` after a step that was read at
-    once, after all before it."""
+    they do without the host. A strategy that need not wait for its device at each step has one as its `lag`."""
 
     def can_take(self, results: Sequence[LaneResult]) -> bool: ...
 
-    def begin(
-        self, step: int, results: Sequence[LaneResult], request: StepRequest, activity: Activity
-    ) -> PendingStep: ...
-
-    def catch_up(self) -> None: ...
-
-
-@runtime_checkable
-class Lagging(Strategy, Protocol):
-    """A strategy that need not wait for its device at each step. Where it `can_lag`, with these results, it may begin
-    to complete a step of which nothing has been read."""
-
-    def can_lag(self, results: Sequence[LaneResult]) -> bool: ...
-
-    def begin_advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> PendingStep: ...
+    def begin(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> PendingStep: ...

@@ -100,7 +100,7 @@ class CompressedRingConnection(RingConnection):
         return super().strategy(update, activity)
 
     def _strategy(self, parts: StepParts) -> "CompressedRingStrategy":
-        return CompressedRingStrategy(parts._replace(lag=None), self)
+        return CompressedRingStrategy(parts, self)
 
     def traffic(self, step: int, payloads: Sequence[bytes]) -> GradientsCompressed:
         """The bytes of a step: all but the next worker's own goes through here, all but our own comes."""
@@ -126,6 +126,8 @@ class CompressedRingConnection(RingConnection):
 class CompressedRingStrategy(RingStrategy):
     """Gathers every lane's encoded gradient, and sums them in the order that the job fixes."""
 
+    may_lag = False
+
     def __init__(self, parts: StepParts, connection: CompressedRingConnection) -> None:
         super().__init__(parts)
         self._connection = connection
@@ -144,7 +146,7 @@ class CompressedRingStrategy(RingStrategy):
         self._has_told = True
         return outcome._replace(told=(connection.traffic(step, payloads),))
 
-    def _sum(self, step: int, results: Sequence[LaneResult]) -> None:
+    def exchange(self, step: int, results: Sequence[LaneResult]) -> None:
         self._activity.enter(EXCHANGE)
         connection = self._connection
         gradients, compressor = connection.gradients, connection.compressor

@@ -146,7 +146,7 @@ class DdpStrategy(RingStrategy):
         for group in self._groups:
             group.begin_step(step)
 
-    def _sum(self, step: int, results: Sequence[LaneResult]) -> None:  # noqa: ARG002
+    def exchange(self, step: int, results: Sequence[LaneResult]) -> None:  # noqa: ARG002
         self._activity.enter(EXCHANGE)
         self._gang.exchange()
 
