@@ -1,6 +1,8 @@
 """A space that is proposed from a task's params, and values that the task would refuse."""
 
+import multiprocessing
 import os
+import signal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +12,7 @@ from quorate.core.errors import JobFileError, RequestError, UserCodeError
 from quorate.spec.load import load_job
 from quorate.tune.loading import ResolvedSearch, dump_search, read_mapping, read_search
 from quorate.tune.proposal import proposal_lines, propose, refuse_unreported, with_task
+from quorate.tune.spec import SearchSpec
 
 TASK = """\
 from typing import Literal
@@ -215,3 +218,17 @@ def test_a_task_that_ends_the_process_which_asks_it_is_asked_here(folder: Path) 
     (folder / "digits.py").write_text(f"{ended}{TASK}")
     search = with_task(read_search(folder / "digits.yaml", {}), lambda _: None)
     assert "params.learning_rate" in (search.spec.space or {})
+
+
+def test_what_ends_a_search_does_not_wait_for_its_task(folder: Path) -> None:
+    (folder / "digits.py").write_text(f"import time\ntime.sleep(600)\n{TASK}")
+
+    def interrupted(_: SearchSpec) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        with_task(read_search(folder / "digits.yaml", {}), interrupted)
+    (asked,) = multiprocessing.active_children()
+    asked.terminate()  # as this process does when it ends
+    asked.join()
+    assert asked.exitcode == -signal.SIGTERM

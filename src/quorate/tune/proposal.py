@@ -5,12 +5,12 @@ The space is proposed from the names, types and values of the task's params.
 
 import multiprocessing
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from typing import Any, Literal, get_args, get_origin
 
 from quorate.api.tasks import TaskLocation
@@ -24,6 +24,7 @@ from quorate.tune.loading import ResolvedSearch, SearchReading
 from quorate.tune.rules import broken_search_rules
 from quorate.tune.spec import DimensionSpec, PbtSpec, SearchSpec
 
+FORK = multiprocessing.get_context("fork")
 PROPOSED = "proposed"
 _RATES = re.compile(r"lr|learning_rate|.*_lr|.*_learning_rate|step_size")
 _DECAYS = re.compile(r".*decay|l2|.*regulari[sz]ation")
@@ -113,14 +114,31 @@ def _asked_task(spec: SearchSpec, job: JobSpec, origin: Origin) -> Asked:
 
 
 def _asked_by_another(ask: Callable[[], Asked], meanwhile: Callable[[], None]) -> Asked:
-    """By a fork, which takes torch and what the task imports with it when it ends."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as another:
-        answer = another.submit(ask)
-        meanwhile()
-        try:
-            return answer.result()
-        except BrokenProcessPool:  # the task has ended its process: see here how
-            return ask()
+    """By a fork, which takes torch and what the task imports with it when it ends. It ends with this process: an
+    executor would wait for a task that takes long to import."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_answer, args=(ask, sender), daemon=True)
+    process.start()
+    sender.close()
+    meanwhile()
+    try:
+        answer: Asked | QuorateError = receiver.recv()
+    except EOFError:  # the task has ended its process: see here how
+        answer = ask()
+    process.join()
+    if isinstance(answer, QuorateError):
+        raise answer
+    return answer
+
+
+def _answer(ask: Callable[[], Asked], sender: Connection) -> None:
+    # What ends a search ends this too, without a traceback of the task's imports.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        sender.send(ask())
+    except QuorateError as error:
+        sender.send(error)
 
 
 def _refused_values(spec: SearchSpec, job: JobSpec, origin: Origin, refused: Refused) -> Iterator[Problem]:
