@@ -13,8 +13,7 @@ from quorate.api.result import open_run
 from quorate.api.tasks import find_task
 from quorate.core.errors import QuorateError
 from quorate.core.task_source import TaskSource
-from quorate.history.checkpoint_list import CheckpointList
-from quorate.history.run_detail import RunDetail
+from quorate.history.run_detail import CheckpointList, RunDetail
 from quorate.history.run_record import read_runs
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.task_files import keep_source

@@ -25,7 +25,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.cli.checkpoints import print_list, print_verified
 from quorate.cli.layout import Page
 from quorate.core.errors import DamagedFileError, RunError
-from quorate.history.checkpoint_list import CheckpointList
+from quorate.history.run_detail import CheckpointList
 from quorate.spec.job import JobSpec
 from quorate.spec.override import Override
 from quorate.storage.run_folder import RunFolder

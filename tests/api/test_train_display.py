@@ -7,7 +7,7 @@ import pytest
 from made_events import make_event
 from quorate.api import train
 from quorate.api.prints import NoDisplay, RunStart, Watch
-from quorate.observe.console import Console, QuietConsole
+from quorate.observe.console import Console
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 
@@ -45,11 +45,11 @@ def test_an_early_stop_is_told_with_the_rule_of_the_job(tmp_path: Path, monkeypa
     )
 
 
-@pytest.mark.parametrize(("watch", "kind"), [(train.show_on_stderr, Console), (train.show_quietly, QuietConsole)])
+@pytest.mark.parametrize("watch", [train.show_on_stderr, train.show_quietly])
 def test_a_program_without_standard_error_shows_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch, kind: type
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:
-    assert isinstance(watch(begun(tmp_path)), kind)
+    assert isinstance(watch(begun(tmp_path)), Console)
     monkeypatch.setattr(sys, "stderr", None)
     assert isinstance(watch(begun(tmp_path)), NoDisplay)
 

@@ -6,8 +6,7 @@ import pytest
 
 from history.run_builder import CREATED
 from quorate.core.failure import Failure
-from quorate.history.checkpoint_list import CheckpointRecord
-from quorate.history.run_detail import advise
+from quorate.history.run_detail import CheckpointRecord, advise
 from quorate.history.run_record import RunRecord, Status
 from quorate.spec.job import JobSpec
 from quorate.storage.fencing import Holder

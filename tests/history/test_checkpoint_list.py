@@ -4,7 +4,7 @@ from pathlib import Path
 
 from checkpoint.saved_run import make_run
 from quorate.checkpoint.retention import Reason
-from quorate.history.checkpoint_list import CheckpointList
+from quorate.history.run_detail import CheckpointList
 from quorate.observe.events import CheckpointSaved
 from quorate.observe.jsonl import JsonlSink
 

@@ -8,8 +8,7 @@ from made_events import fields_of
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
 from quorate.core.generation import Phase
 from quorate.history import checkpoint_list
-from quorate.history.checkpoint_list import read_checkpoints
-from quorate.history.run_detail import RunDetail, job_values
+from quorate.history.run_detail import RunDetail, job_values, read_checkpoints
 from quorate.history.run_record import Status
 from quorate.spec.override import Override
 

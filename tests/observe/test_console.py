@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from made_events import make_event
-from quorate.observe.console import Console, QuietConsole
+from quorate.observe.console import Console
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed
 from quorate.observe.progress import Pace, Progress
@@ -470,7 +470,7 @@ class TestTheScreen:
 
     def test_says_little_when_it_is_quiet(self) -> None:
         stream = io.StringIO()
-        screen = QuietConsole(Screen(stream, is_terminal=False), progress())
+        screen = Console(Screen(stream, is_terminal=False), progress(), is_quiet=True)
         careful = make_event("log", None, {"message": "careful"})
         gone = make_event("lost", 1, {"worker": 1, "message": "worker 1 is gone. See its log."})
         torn = make_event("step", 1, {"samples": 7, "warnings": ["sample 3 is left out", "sample 5 is left out"]})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from made_events import EVERY, make_event
-from quorate.observe.console import Console, NotebookConsole, QuietConsole
+from quorate.observe.console import Console, NotebookConsole
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.observe.jsonl import JsonlSink
@@ -52,7 +52,7 @@ def progress() -> Progress:
 SINKS: dict[str, Callable[[Path], Sink]] = {
     "console on a terminal": lambda _: Console(Screen(io.StringIO(), is_terminal=True, width=80), progress()),
     "console in a file": lambda _: Console(Screen(io.StringIO(), is_terminal=False), progress()),
-    "quiet console": lambda _: QuietConsole(Screen(io.StringIO(), is_terminal=False), progress()),
+    "quiet console": lambda _: Console(Screen(io.StringIO(), is_terminal=False), progress(), is_quiet=True),
     "notebook": lambda _: NotebookConsole(lambda _: None, progress()),
     "file": lambda folder: JsonlSink(folder / "events.jsonl"),
     "file that cannot be written": lambda folder: JsonlSink(folder / "missing" / "events.jsonl"),

@@ -12,7 +12,7 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
-from quorate.history.checkpoint_list import CheckpointList
+from quorate.history.run_detail import CheckpointList
 from quorate.storage.objects import Stored
 from quorate.storage.run_folder import RunFolder
 from quorate.stores.objects import FsspecStore

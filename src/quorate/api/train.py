@@ -22,7 +22,7 @@ from quorate.core.errors import QuorateError, RequestError, TaskError
 from quorate.core.failure import JobFailed
 from quorate.core.runs_folder import runs_folder
 from quorate.core.user_code import given, user_traceback
-from quorate.observe.console import Console, Display, NotebookConsole, QuietConsole, notebook_display
+from quorate.observe.console import Console, Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
 from quorate.observe.sinks import Prints, Sink
@@ -177,7 +177,7 @@ def show_lines(begun: RunStart, prints: Prints = Prints.FIRST) -> Sink:
 def show_quietly(begun: RunStart, prints: Prints = Prints.NONE) -> Sink:
     """No progress, but warnings, and that the job is being stopped."""
     screen = _stderr()
-    return NoDisplay() if screen is None else QuietConsole(screen, _progress(begun), prints)
+    return NoDisplay() if screen is None else Console(screen, _progress(begun), prints=prints, is_quiet=True)
 
 
 class NotebookDisplay:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch, pydantic and rich, which a help text does without
 
     from quorate.api.checkpoints import Verified
     from quorate.cli.layout import Page
-    from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord
+    from quorate.history.run_detail import CheckpointList, CheckpointRecord
 
 OptionalWhich = Annotated[
     str | None, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step. By default all.")
@@ -62,8 +62,8 @@ def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
       quorate checkpoints ls digits-0001 --json
     """
     from quorate.cli.layout import Page
-    from quorate.history.checkpoint_list import CheckpointList
     from quorate.history.documents import checkpoints_document
+    from quorate.history.run_detail import CheckpointList
 
     found, now = CheckpointList.read(RunFolder.find(runs, run)), datetime.now(UTC)
     if as_json:

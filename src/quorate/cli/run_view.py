@@ -20,9 +20,8 @@ from quorate.cli.runs_view import ask_ray
 from quorate.core.errors import RunError
 from quorate.core.generation import name_of
 from quorate.core.runs_folder import as_typed
-from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
 from quorate.history.documents import Staleness, detail_document
-from quorate.history.run_detail import Advice, RunDetail, advise, job_values, said_of
+from quorate.history.run_detail import Advice, CheckpointRecord, RunDetail, advise, job_values, nearest_saved, said_of
 from quorate.history.run_record import Status, short_task
 from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves
 from quorate.observe.console import Console

@@ -122,18 +122,14 @@ class SupervisorClient:
     def events(self, offset: int, *, follow: bool) -> "EventStream":
         """The job's events from a place of its log on: those that are there, or also all that follow."""
         request = pb.EventsRequest(offset=offset, follow=follow)
-        timeout = None if follow else self._timeout
-        try:
-            call = self._stub.Events(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
-        except ValueError:  # what gRPC raises for a closed channel
-            raise LinkError(f"the call to the coordinator at {self._address} was closed") from None
+        call = self._call(self._stub.Events, request, None if follow else self._timeout)
         return EventStream(self._address, call)
 
     def close(self) -> None:
         """Call no more; a call under way ends with a LinkError."""
         self._channel.close()
 
-    def _call(self, method: Any, request: Any, timeout: float) -> Any:
+    def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
         try:
             return method(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
         except grpc.RpcError as error:

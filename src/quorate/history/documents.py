@@ -11,9 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from quorate.checkpoint.retention import Reason
-from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord, nearest_saved
 from quorate.history.difference import Pair, RunPair
-from quorate.history.run_detail import Advice, RunDetail, job_values
+from quorate.history.run_detail import Advice, CheckpointList, CheckpointRecord, RunDetail, job_values, nearest_saved
 from quorate.history.run_record import Listing, RunRecord, moment
 from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves
 from quorate.history.traces import Trace, WorkerTime

@@ -21,11 +21,12 @@ REDRAW_EVERY = 0.1
 REDRAW_IDLE_EVERY = 1.0
 """Seconds between two, while no step ends: time goes on."""
 LINE_EVERY = 5.0
-LOUD = (events.RunStopped, events.WorkerLost, events.LogMessage, events.CopyFailed)
+_LOUD = (events.RunStopped, events.WorkerLost, events.LogMessage, events.CopyFailed)
 
 
 class Console:
-    """Shows how a job goes on.
+    """Shows how a job goes on; where it `is_quiet`, only what nobody should miss: that the job is being stopped, lost
+    workers and other warnings.
 
     The screen is redrawn when events come and by no thread of its own: a process with a second thread cannot fork
     workers safely.
@@ -37,15 +38,18 @@ class Console:
         progress: Progress,
         clock: Callable[[], float] = time.monotonic,
         prints: Prints = Prints.FIRST,
+        *,
+        is_quiet: bool = False,
     ) -> None:
         self._screen = screen
         self._progress = progress
         self._clock = clock
         self._prints = prints
+        self._is_quiet = is_quiet
         self._shown: int | None = None
         self._shown_at: float | None = None
         self._live: Live | None = None
-        if screen.is_terminal and not screen.is_dumb_terminal:
+        if screen.is_terminal and not screen.is_dumb_terminal and not is_quiet:
             self._live = Live(console=screen, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
             self._live.update(progress, refresh=True)
@@ -54,7 +58,7 @@ class Console:
         if isinstance(event, Printed):
             _print_lines(self._screen, printed_lines(event, self._prints))
             return
-        notice = notice_of(event, self._progress)
+        notice = notice_of(event, self._progress) if not self._is_quiet or _is_loud(event) else None
         is_new = isinstance(event, Round) and event.doing != self._progress.doing
         self._progress.handle(event)
         if isinstance(event, events.RunFinished):
@@ -63,7 +67,7 @@ class Console:
             self._show_progress(at_once=is_new, pause=REDRAW_IDLE_EVERY)
         if notice is not None:
             _print(self._screen, notice)
-        if isinstance(event, events.StepCompleted | events.RunBegan):
+        if isinstance(event, events.StepCompleted | events.RunBegan) and not self._is_quiet:
             self._show_progress(at_once=self._progress.step == self._progress.total_steps)
 
     def _show_progress(self, at_once: bool, pause: float = REDRAW_EVERY) -> None:
@@ -82,6 +86,8 @@ class Console:
     def close(self) -> None:
         """The last step is shown always, also when the next line is not due yet, and stays on the screen."""
         live, self._progress.is_over = self._live, True
+        if self._is_quiet:
+            return
         if live is None or self._progress.has_begun:
             self._show_progress(at_once=True)
         if live is not None:
@@ -90,27 +96,10 @@ class Console:
             live.stop()
 
 
-class QuietConsole:
-    """Shows only what nobody should miss: that the job is being stopped, lost workers and other warnings."""
-
-    def __init__(self, screen: Screen, progress: Progress, prints: Prints = Prints.NONE) -> None:
-        self._screen = screen
-        self._progress = progress
-        self._prints = prints
-
-    def handle(self, event: Event) -> None:
-        if isinstance(event, Printed):
-            _print_lines(self._screen, printed_lines(event, self._prints))
-            return
-        warns = isinstance(event, events.StepCompleted | events.EvaluationDone) and event.warnings
-        is_loud = isinstance(event, LOUD) and not (isinstance(event, events.LogMessage) and event.level == "info")
-        notice = notice_of(event, self._progress) if warns or is_loud else None
-        self._progress.handle(event)
-        if notice is not None:
-            _print(self._screen, notice)
-
-    def close(self) -> None:
-        pass
+def _is_loud(event: Event) -> bool:
+    if isinstance(event, events.StepCompleted | events.EvaluationDone):
+        return bool(event.warnings)
+    return isinstance(event, _LOUD) and not (isinstance(event, events.LogMessage) and event.level == "info")
 
 
 def _print(screen: Screen, notice: Notice) -> None:
@@ -126,9 +115,7 @@ def _print_lines(screen: Screen, lines: list[str]) -> None:
 
 # --- in a notebook: one display under the cell, which is changed in place
 
-REDRAW_EVERY = 0.25
-REDRAW_IDLE_EVERY = 1.0
-"""Seconds between two, while no step ends: time goes on."""
+_REDRAW_CELL_EVERY = 0.25
 KEPT_NOTICES = 8
 
 Bundle = dict[str, str]
@@ -182,7 +169,7 @@ class NotebookConsole:
         self._progress.handle(event)
         if notice is not None:
             self._notices.append(notice)
-        pause = REDRAW_IDLE_EVERY if isinstance(event, Round) else REDRAW_EVERY
+        pause = REDRAW_IDLE_EVERY if isinstance(event, Round) else _REDRAW_CELL_EVERY
         if notice is not None or self._clock() - self._drawn_at >= pause:
             self._draw()
 
