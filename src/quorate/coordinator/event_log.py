@@ -10,26 +10,8 @@ from quorate.coordinator.events import Action, DeclareGeneration, EndJob, Record
 from quorate.coordinator.states import Recollection
 from quorate.core.errors import ReplicasDiffer, is_kind_of
 from quorate.core.failure import Failure
+from quorate.observe import events
 from quorate.observe.event import Event, record_in
-from quorate.observe.events import (
-    CheckpointFailed,
-    CheckpointSaved,
-    CheckpointSkipped,
-    CoordinatorReplaced,
-    EvaluationDone,
-    GenerationFormed,
-    HostedLanes,
-    LogMessage,
-    MemoryRanOut,
-    Resized,
-    RolledBack,
-    RunBegan,
-    RunFailed,
-    RunFinished,
-    RunStopped,
-    StepCompleted,
-    WorkerLost,
-)
 from quorate.observe.jsonl import EventTail, JsonlSink, events_in
 
 log = logging.getLogger(__name__)
@@ -38,13 +20,13 @@ log = logging.getLogger(__name__)
 _TOLD_ONCE = frozenset(
     kind.KIND
     for kind in (
-        RunBegan,
-        StepCompleted,
-        MemoryRanOut,
-        EvaluationDone,
-        CheckpointSaved,
-        CheckpointFailed,
-        CheckpointSkipped,
+        events.RunBegan,
+        events.StepCompleted,
+        events.MemoryRanOut,
+        events.EvaluationDone,
+        events.CheckpointSaved,
+        events.CheckpointFailed,
+        events.CheckpointSkipped,
     )
 )
 ASKED_TO_END = (130, 143)
@@ -81,20 +63,20 @@ class EventLog:
 
     def take_up(self, lines: Sequence[str]) -> Recollection:
         """Know what a predecessor has written."""
-        events = events_in(lines)
+        told = events_in(lines)
         self._written_before = frozenset(lines)
-        for event in events:
+        for event in told:
             if event.kind in _TOLD_ONCE:
                 self._is_new(event.kind, event.step)
-            elif isinstance(event, RolledBack) and event.step is not None:
+            elif isinstance(event, events.RolledBack) and event.step is not None:
                 self._forget_after(event.step)
-        backwards = events[::-1]
-        end = next((event for event in backwards if isinstance(event, RunFinished | RunFailed)), None)
-        resize = next((event for event in backwards if isinstance(event, Resized)), None)
-        has_begun = any(isinstance(event, GenerationFormed) for event in events)
+        backwards = told[::-1]
+        end = next((event for event in backwards if isinstance(event, events.RunFinished | events.RunFailed)), None)
+        resize = next((event for event in backwards if isinstance(event, events.Resized)), None)
+        has_begun = any(isinstance(event, events.GenerationFormed) for event in told)
         # What says last whether the replicas of a generation are alike: one was formed, or was lost since they differ.
-        last = next((event for event in backwards if isinstance(event, GenerationFormed) or _differs(event)), None)
-        is_condemned = isinstance(last, WorkerLost)
+        says = (event for event in backwards if isinstance(event, events.GenerationFormed) or _differs(event))
+        is_condemned = isinstance(next(says, None), events.WorkerLost)
         workers, servers = (None, None) if resize is None else (resize.workers, resize.servers)
         return Recollection(end, workers, has_begun, is_condemned, servers)
 
@@ -106,8 +88,8 @@ class EventLog:
             case RecordEvents(lines):
                 self._publish_lines(lines)
             case DeclareGeneration(generation):
-                members = (HostedLanes(one.worker, one.address, tuple(one.lanes)) for one in generation.workers)
-                formed = GenerationFormed(
+                members = (events.HostedLanes(one.worker, one.address, tuple(one.lanes)) for one in generation.workers)
+                formed = events.GenerationFormed(
                     generation=str(generation.id),
                     lanes=generation.lanes,
                     members=tuple(members),
@@ -119,16 +101,16 @@ class EventLog:
                 self.publish(formed)
                 self._has_lost = False
             case RelayStop(reason):
-                self.publish(RunStopped(reason=reason))
+                self.publish(events.RunStopped(reason=reason))
             case EndJob(None, digest, result):
-                self.publish(RunFinished(weights_digest=digest, result=dict(result)))
+                self.publish(events.RunFinished(weights_digest=digest, result=dict(result)))
             case EndJob(Failure() as failure):
-                self.publish(RunFailed.of(failure))
+                self.publish(events.RunFailed.of(failure))
 
     def publish(self, event: Event) -> None:
         """Write an event of this moment, unless it has been told before."""
-        self._has_lost = self._has_lost or isinstance(event, WorkerLost)
-        if isinstance(event, RolledBack) and not self._forget_after(event.step or 0) and not self._has_lost:
+        self._has_lost = self._has_lost or isinstance(event, events.WorkerLost)
+        if isinstance(event, events.RolledBack) and not self._forget_after(event.step or 0) and not self._has_lost:
             return  # all have saved and left: nothing is trained again
         if event.kind not in _TOLD_ONCE or self._is_new(event.kind, event.step):
             self._sink.handle(replace(event, time=time.time()))
@@ -174,17 +156,17 @@ def _log_trouble(event: Event) -> None:
     """Have in the log, as a warning or an error, what somebody looks for there: what was lost, and where that led to.
     Of what a worker tells, its own log has it."""
     match event:
-        case WorkerLost():
+        case events.WorkerLost():
             log.warning("%s", event.message or "a worker is lost")
-        case RolledBack():
+        case events.RolledBack():
             log.warning("back to step %d: what follows it is trained again", event.step or 0)
-        case CoordinatorReplaced():
+        case events.CoordinatorReplaced():
             log.warning("another coordinator has taken over, and waits for %d processes", event.present or 0)
-        case LogMessage() if event.level != "info":
+        case events.LogMessage() if event.level != "info":
             log.warning("%s", event.message)
-        case RunFailed() if event.failure.exit_code not in ASKED_TO_END:
+        case events.RunFailed() if event.failure.exit_code not in ASKED_TO_END:
             log.error("%s", event.failure.message)
 
 
 def _differs(event: Event) -> bool:
-    return isinstance(event, WorkerLost) and (not event.cause or is_kind_of(event.cause, ReplicasDiffer))
+    return isinstance(event, events.WorkerLost) and (not event.cause or is_kind_of(event.cause, ReplicasDiffer))

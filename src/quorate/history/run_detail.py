@@ -21,16 +21,7 @@ from quorate.history.event_index import glance, read_timeline
 from quorate.history.run_record import Attempts, RunRecord, Status
 from quorate.history.step_rows import StepRows
 from quorate.history.timeline import Timeline
-from quorate.observe.events import (
-    CheckpointSaved,
-    CoordinatorReplaced,
-    GenerationFormed,
-    Resized,
-    RunBegan,
-    RunFailed,
-    RunStopped,
-    WorkerLost,
-)
+from quorate.observe import events
 from quorate.observe.notices import EARLY_STOP
 from quorate.observe.quantities import plural
 from quorate.observe.recoveries import brief
@@ -120,7 +111,7 @@ class CheckpointList:
         told = Timeline()
         with contextlib.suppress(QuorateError):
             told = glance(run.events_file)
-        best, saved = RunRecord.read(run, told).best, told.of_kind(CheckpointSaved)
+        best, saved = RunRecord.read(run, told).best, told.of_kind(events.CheckpointSaved)
         whole = max((cursor for cursor, each in records.items() if not each.problem), default=None)
         # Retention counts those with a sound manifest only.
         listed = [cursor for cursor, each in records.items() if each.step is not None]
@@ -222,7 +213,7 @@ class RunDetail:
         """Which knobs may shorten the waiting for data; None where nothing is to be gained, or the job is not known."""
         if self.job is None or not self.timeline.waiting.is_worth_telling:
             return None
-        begun = self.timeline.of_kind(RunBegan)
+        begun = self.timeline.of_kind(events.RunBegan)
         data = begun[-1].data if begun else None
         return advice_on_waiting(self.job.spec, data, self.record.workers, usable_cores())
 
@@ -305,10 +296,10 @@ def said_of(event: object) -> str:
     """What happened, in words; nothing for what is no news."""
     said = ""
     match event:
-        case RunBegan():
+        case events.RunBegan():
             total = f" of {event.total_steps:,}" if event.total_steps else ""
             said = f"training begins after step {event.from_step or 0:,}{total}"
-        case GenerationFormed():
+        case events.GenerationFormed():
             members = event.computing
             hosts = [f"worker {each.worker} {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
             hosts += [plural(more, "more worker")] if (more := len(members) - len(hosts)) > 0 else []
@@ -317,15 +308,15 @@ def said_of(event: object) -> str:
             beside += f" from step {event.from_step:,}" if event.from_step else ""
             said = f"generation {event.generation}, {plural(len(members), 'worker')}{beside}: "
             said += "; ".join(hosts) or "nobody"
-        case WorkerLost():
+        case events.WorkerLost():
             said = brief(event.message or "a worker is lost")
-        case Resized():
+        case events.Resized():
             said = f"asked to continue with {event.said}"
-        case CoordinatorReplaced():
+        case events.CoordinatorReplaced():
             said = f"another coordinator took over; {event.present} workers came back to it"
-        case RunStopped():
+        case events.RunStopped():
             said = f"stopped: {event.reason or ''}"
-        case RunFailed():
+        case events.RunFailed():
             said = f"failed: {event.failure.message}"
     return said
 

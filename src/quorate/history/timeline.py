@@ -14,23 +14,16 @@ from quorate.core.cached import cached_property
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
 from quorate.history.step_rows import LOGGED, PHASES, SAMPLES, SPEED, StepRow, StepRows, plain_row
+from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    CoordinatorReplaced,
-    EvaluationDone,
-    GenerationFormed,
-    LinksMeasured,
-    RunBegan,
-    StepCompleted,
-    read_event,
-)
+from quorate.observe.events import read_event
 from quorate.observe.recoveries import Recovered, Recovery, RecoveryLog
 from quorate.observe.seldom_events import StepTraced, SystemSampled
 from quorate.observe.waiting import NO_WAIT, DataWait, DataWaitLog
 
 _STEP = b'{"kind":"step",'
 _WHOLE_LINE = b"}\n"
-_MEASURED = tuple(f'{{"kind":"{kind.KIND}",'.encode() for kind in (LinksMeasured, StepTraced, SystemSampled))
+_MEASURED = tuple(f'{{"kind":"{kind.KIND}",'.encode() for kind in (events.LinksMeasured, StepTraced, SystemSampled))
 """What a job that is tracked or traced tells very often, for others to read."""
 # The last steps may be torn; one of so many is not.
 _LOOKED_BACK = 8
@@ -57,7 +50,7 @@ class Timeline:
     numbers: warnings, samples that were bad or skipped.
     """
 
-    steps: dict[int, StepCompleted] = field(default_factory=dict)
+    steps: dict[int, events.StepCompleted] = field(default_factory=dict)
     others: list[Event] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     position: int = 0
@@ -69,7 +62,7 @@ class Timeline:
     recovered: Recovered = field(default_factory=Recovered)
     waiting: DataWait = NO_WAIT
     rows: StepRows | None = None
-    noted: list[StepCompleted] = field(default_factory=list)
+    noted: list[events.StepCompleted] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path, keep: tuple[str, ...] = PACE_AND_LOSSES) -> "Timeline":
@@ -90,7 +83,7 @@ class Timeline:
 
     @property
     def evaluations(self) -> dict[int, dict[str, Any]]:
-        told = {event.step: event.metrics for event in self.of_kind(EvaluationDone)}
+        told = {event.step: event.metrics for event in self.of_kind(events.EvaluationDone)}
         found = {step: metrics for step, metrics in told.items() if step is not None and metrics is not None}
         return dict(sorted(found.items()))
 
@@ -102,7 +95,7 @@ class Timeline:
     @property
     def total_steps(self) -> int | None:
         """How many steps the run is to have, as it was said last."""
-        said = (event.total_steps for event in reversed(self.of_kind(RunBegan)))
+        said = (event.total_steps for event in reversed(self.of_kind(events.RunBegan)))
         return next((total for total in said if total is not None), None)
 
     @cached_property
@@ -352,7 +345,7 @@ class EventFold:
             event = read_event(line)
         except ValueError:  # a crash or an editor has left something else
             event = None
-        if event is None or (isinstance(event, StepCompleted) and event.step is None):
+        if event is None or (isinstance(event, events.StepCompleted) and event.step is None):
             self._told.unreadable_lines += 1
             return False
         begins_part = self._begins_part(event)
@@ -361,19 +354,19 @@ class EventFold:
         self._told.counts[event.kind] += 1
         self._take_time(event.time, begins_part)
         is_noted = self._note(event)
-        if isinstance(event, StepCompleted):
+        if isinstance(event, events.StepCompleted):
             self._take_step(event)
         else:
             if not self._is_glance:
                 self._recoveries.handle(event)
                 self._waiting.handle(event)
-            if isinstance(event, RunBegan) and event.from_step is not None:
+            if isinstance(event, events.RunBegan) and event.from_step is not None:
                 self._told.position = event.from_step
         return is_noted or self._is_glance
 
     def _note(self, event: Event) -> bool:
         """Keep an event, if it is to be kept whole."""
-        if not isinstance(event, StepCompleted):
+        if not isinstance(event, events.StepCompleted):
             self._told.others.append(event)
         elif self._rows is not None and (event.warnings or event.bad_samples or event.skipped is not None):
             self._told.noted.append(event)
@@ -381,7 +374,7 @@ class EventFold:
             return False
         return True
 
-    def _take_step(self, event: StepCompleted) -> None:
+    def _take_step(self, event: events.StepCompleted) -> None:
         assert event.step is not None
         if self._rows is not None:
             self._take_row(StepRow.of(event))
@@ -391,7 +384,7 @@ class EventFold:
             self._recoveries.handle(event)
             self._waiting.handle(event)
             kept = {name: getattr(event, name) for name in self._keep}
-            self._told.steps[event.step] = StepCompleted(step=event.step, time=event.time, **kept)
+            self._told.steps[event.step] = events.StepCompleted(step=event.step, time=event.time, **kept)
 
     def _take_row(self, row: StepRow) -> None:
         assert self._rows is not None
@@ -405,10 +398,10 @@ class EventFold:
     def _begins_part(self, event: Event) -> bool:
         """Whether a launcher takes the run up. It brings a coordinator of its own, whose generations are higher;
         those that follow when workers are lost or come back are of the same part."""
-        if isinstance(event, CoordinatorReplaced):  # one that takes the place of another in the same part
+        if isinstance(event, events.CoordinatorReplaced):  # one that takes the place of another in the same part
             self._incarnation = str(event.incarnation)
-        if not isinstance(event, GenerationFormed):
-            return isinstance(event, RunBegan)
+        if not isinstance(event, events.GenerationFormed):
+            return isinstance(event, events.RunBegan)
         before, self._incarnation = self._incarnation, event.incarnation
         return self._incarnation != before
 

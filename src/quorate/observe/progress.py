@@ -11,15 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    EvaluationDone,
-    GenerationFormed,
-    RunBegan,
-    RunFinished,
-    StepCompleted,
-    WorkerLost,
-)
 from quorate.observe.quantities import count, duration, measure, plural
 from quorate.observe.screen import lines_of
 from quorate.observe.sinks import Round
@@ -76,7 +69,7 @@ class Progress:
     doing: str = ""
     has_begun: bool = False
     is_over: bool = False
-    latest: StepCompleted | None = None
+    latest: events.StepCompleted | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     # How the workers of a sharded gang stand to each other, in words.
@@ -90,28 +83,28 @@ class Progress:
 
     def handle(self, event: Event) -> None:
         match event:
-            case StepCompleted(step=int(step)):
+            case events.StepCompleted(step=int(step)):
                 self.has_begun = True
                 self.step = step
                 self.latest = event
                 self.pace.passed(step, event.time)
-            case RunBegan():
+            case events.RunBegan():
                 self.has_begun = True
                 self.step = self.step if event.from_step is None else event.from_step
                 self.total_steps = self.total_steps if event.total_steps is None else event.total_steps
                 self.steps_per_epoch = event.steps_per_epoch
-            case EvaluationDone():
+            case events.EvaluationDone():
                 self.metrics = event.metrics or {}
             case Round():
                 self.doing = event.doing
-            case WorkerLost():
+            case events.WorkerLost():
                 self.lost.setdefault(-1 if event.worker is None else event.worker, event.time)
-            case GenerationFormed():
+            case events.GenerationFormed():
                 self.workers, self.lanes = self.hosts_by(event)
                 self.mesh = event.mesh or ""
                 for worker in event.processes:
                     self.lost.pop(worker, None)
-            case RunFinished():
+            case events.RunFinished():
                 self.is_over = True
 
     @property
@@ -161,7 +154,7 @@ class Progress:
     def hosting(self) -> str:
         return hosting(self.workers, self.lanes, mesh=self.mesh)
 
-    def hosts_by(self, generation: GenerationFormed) -> tuple[int, int]:
+    def hosts_by(self, generation: events.GenerationFormed) -> tuple[int, int]:
         """How many workers and lanes there are from this generation on."""
         lanes = self.lanes if generation.lanes is None else generation.lanes
         return len(generation.members or ()) or self.workers, lanes

@@ -22,15 +22,8 @@ from quorate.core.failure import CHECKPOINT_LOST, FOLDER_LOST, Failure, JobFaile
 from quorate.core.masking import forget_secrets, known_secrets, register_secrets
 from quorate.core.timing import Timing
 from quorate.engines.engine import Engine, Preparation, Prepared
+from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    CheckpointSaved,
-    GenerationFormed,
-    LogMessage,
-    RunFailed,
-    RunStopped,
-    StepCompleted,
-)
 from quorate.observe.jsonl import EventTail, JsonlSink
 from quorate.observe.sinks import Round
 from quorate.spec.device import kind_of
@@ -173,7 +166,7 @@ class Supervisor:
             self._workers = WorkerProcesses(
                 self._engine,
                 assign=self._assignment,
-                notify=lambda message: self._handle(LogMessage(level="info", message=message)),
+                notify=lambda message: self._handle(events.LogMessage(level="info", message=message)),
                 setup_timeout=self._launch.spec.setup_timeout,
                 has_formed=lambda: self._has_formed,
             )
@@ -260,7 +253,7 @@ class Supervisor:
             return
         # The run's events are the coordinator's to write, unless it cannot any more.
         with contextlib.closing(EventLog(JsonlSink(self._launch.run.events_file))) as event_log:
-            event_log.publish(RunFailed.of(failure))
+            event_log.publish(events.RunFailed.of(failure))
 
     def _supervise(self) -> Outcome:
         coordinator, workers, watch = self._coordinator, self._workers, self._watch
@@ -345,7 +338,7 @@ class Supervisor:
             return
         if growth.is_last(verdict):
             growth.is_over = True
-            self._handle(LogMessage(level="info", message=verdict.reason))
+            self._handle(events.LogMessage(level="info", message=verdict.reason))
             return
         try:
             self._client.resize(verdict.workers, reason=verdict.reason)
@@ -386,7 +379,7 @@ class Supervisor:
         """Why a job ends that has lost, again and again, a process which is no worker."""
         self._handle_events()
         for event in self._untold():  # coordinators that die fast tell nobody of what they have written
-            self._step = event.step or self._step if isinstance(event, StepCompleted) else self._step
+            self._step = event.step or self._step if isinstance(event, events.StepCompleted) else self._step
         where = f" at step {self._step}" if self._step else " before the first step"
         message = f"{what}{where}, as those before it; the job is stopped. Its log is in {self._launch.run.logs}."
         return Failure("ProcessLost", message, step=self._step or None)
@@ -400,13 +393,13 @@ class Supervisor:
         """Pass on what is new; whether a step is among it."""
         has_stepped = False
         for event in () if self._follower is None else self._follower.new():
-            self._has_formed = self._has_formed or isinstance(event, GenerationFormed)
-            self._saved = event.step if isinstance(event, CheckpointSaved) else self._saved
-            self._stop_told = event.reason if isinstance(event, RunStopped) else self._stop_told
-            self._failure_told = event.failure if isinstance(event, RunFailed) else self._failure_told
+            self._has_formed = self._has_formed or isinstance(event, events.GenerationFormed)
+            self._saved = event.step if isinstance(event, events.CheckpointSaved) else self._saved
+            self._stop_told = event.reason if isinstance(event, events.RunStopped) else self._stop_told
+            self._failure_told = event.failure if isinstance(event, events.RunFailed) else self._failure_told
             if self._growth is not None:
                 self._growth.handle(event)
-            if isinstance(event, StepCompleted):
+            if isinstance(event, events.StepCompleted):
                 self._step, has_stepped = event.step or 0, True
             self._handle(event)
         return has_stepped

@@ -13,17 +13,7 @@ from quorate.history.run_detail import Advice, RunDetail, job_values, said_of
 from quorate.history.run_record import Status, moment
 from quorate.history.step_rows import LOGGED, PHASES, SAMPLES, SPEED
 from quorate.history.timeline import RunPace, Timeline, metric_curves
-from quorate.observe.events import (
-    CheckpointFailed,
-    CheckpointSaved,
-    CheckpointSkipped,
-    CopyFailed,
-    LogMessage,
-    MemoryRanOut,
-    RolledBack,
-    RunBegan,
-    WorkerLost,
-)
+from quorate.observe import events
 from quorate.observe.quantities import count, duration, measure, plural, size
 from quorate.observe.recoveries import Recovery
 from quorate.spec.keys import Mark
@@ -141,8 +131,8 @@ def curves(detail: RunDetail) -> Iterator[Block]:
     timeline, columns = detail.timeline, detail.timeline.columns
     if not timeline.counts:
         return
-    lost = [event.step for event in timeline.of_kind(WorkerLost) if event.step is not None]
-    resumed = [event.from_step for event in timeline.of_kind(RunBegan)[1:] if event.from_step is not None]
+    lost = [event.step for event in timeline.of_kind(events.WorkerLost) if event.step is not None]
+    resumed = [event.from_step for event in timeline.of_kind(events.RunBegan)[1:] if event.from_step is not None]
     at = sorted({*lost, *resumed})
     gaps = _steps_without_loss(timeline)
     note = "dotted: a worker was lost, or the run resumed" if at else ""
@@ -222,7 +212,7 @@ def _recoveries(told: Sequence[Recovery]) -> list[Block]:
 
 def _checkpoints(detail: RunDetail) -> Iterator[Block]:
     """Those that are there now, and what all saves took."""
-    if saved := detail.timeline.of_kind(CheckpointSaved):
+    if saved := detail.timeline.of_kind(events.CheckpointSaved):
         took = [each.seconds for each in saved if each.seconds is not None]
         added = sum(each.added_s or 0.0 for each in saved)
         told = f"{plural(len(saved), 'checkpoint')} saved"
@@ -277,15 +267,15 @@ def _told(timeline: Timeline) -> Iterator[tuple[float, str, str]]:
 
 def _trouble(event: object) -> str:
     match event:
-        case LogMessage(message=str(message)) if event.level != "info":
+        case events.LogMessage(message=str(message)) if event.level != "info":
             return message
-        case CheckpointFailed() | CheckpointSkipped():
+        case events.CheckpointFailed() | events.CheckpointSkipped():
             return f"no checkpoint: {event.reason or 'no reason was given'}"
-        case CopyFailed():
+        case events.CopyFailed():
             return f"checkpoint {event.checkpoint} was not copied to {event.place}: {event.reason}"
-        case MemoryRanOut():
+        case events.MemoryRanOut():
             return event.sentence
-        case RolledBack():
+        case events.RolledBack():
             return "back to this step: what follows it is trained again"
     return ""
 
