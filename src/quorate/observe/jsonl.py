@@ -5,17 +5,16 @@ import json
 import logging
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from quorate.core.errors import RunError
 from quorate.core.masking import mask, mask_all
-from quorate.core.regular_file import open_regular, opened_regular
+from quorate.core.regular_file import opened_regular
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, read_event
-from quorate.storage.atomic import write_fully
+from quorate.storage.log_file import LineFile
 
 log = logging.getLogger(__name__)
 
@@ -24,21 +23,18 @@ SILENCE = 5.0
 _BLOCK = 4096
 
 
-class JsonlSink:
+class JsonlSink(LineFile):
     """Appends each event to a file as one line of JSON.
 
     Trouble with the file never ends a job. It is told once in the log while it lasts, and in the file when it is over.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.dropped = 0
         self._missing = 0  # of those, the ones since the last that was written
         self._reason = ""
-        self._descriptor: int | None = None
-        self._torn = False
         self._closed = False
-        self._turn = threading.Lock()
 
     def handle(self, event: Event) -> None:
         """Append an event; it is in the file when this returns, unless the file could not be written."""
@@ -49,6 +45,8 @@ class JsonlSink:
             line = _masked(line)
         with self._turn:
             try:
+                if self._closed:
+                    raise OSError("the file is closed")
                 self._append(self._note_of_missing() + line.encode() + b"\n")
                 self._missing = 0
             except OSError as error:
@@ -67,23 +65,7 @@ class JsonlSink:
                 with contextlib.suppress(OSError):
                     self._append(self._note_of_missing())
             self._closed = True
-            if self._descriptor is not None:
-                with contextlib.suppress(OSError):
-                    os.close(self._descriptor)
-                self._descriptor = None
-
-    def _append(self, line: bytes) -> None:
-        if self._closed:
-            raise OSError("the file is closed")
-        if self._descriptor is None:
-            self._descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            size = os.fstat(self._descriptor).st_size
-            self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
-        # A line that was cut short, here or by a crash, is ended first: it costs one event instead of two.
-        start = b"\n" if self._torn else b""
-        self._torn = True
-        write_fully(self._descriptor, start + line)
-        self._torn = False
+            self._close()
 
     def _note_of_missing(self) -> bytes:
         """A line about the events that are not in the file, if there are such."""

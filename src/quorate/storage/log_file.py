@@ -18,20 +18,44 @@ KEPT = 4
 """Files of one log: the one that is written, and those before it."""
 
 
-class LogFile:
+class LineFile:
+    """A file that lines are appended to. One that was cut short, here or by a crash, is ended first: it costs one line
+    instead of two."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._turn = threading.Lock()
+        self._descriptor: int | None = None
+        self._size = 0
+        self._torn = False
+
+    def _append(self, lines: bytes) -> None:
+        if self._descriptor is None:
+            self._descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            self._size = os.fstat(self._descriptor).st_size
+            self._torn = self._size > 0 and os.pread(self._descriptor, 1, self._size - 1) != b"\n"
+        start = b"\n" if self._torn else b""
+        self._torn = True
+        self._size += write_fully(self._descriptor, start + lines)
+        self._torn = False
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+
+
+class LogFile(LineFile):
     """Appends records; one process at a time does. Trouble with the disk is nobody's: what could not be written is
     counted, and told in the log when it can be again."""
 
     def __init__(self, path: Path, fields: dict[str, Any] | None = None, limit: int = LIMIT, kept: int = KEPT) -> None:
-        self.path = path
+        super().__init__(path)
         self.missing = 0
         self._fields = fields or {}
         self._limit = limit
         self._kept = kept
-        self._descriptor: int | None = None
-        self._size = 0
-        self._torn = False
-        self._turn = threading.Lock()
 
     def append(self, *lines: str) -> None:
         """Write lines; they are in the file when this returns, unless it could not be written."""
@@ -50,29 +74,10 @@ class LogFile:
             self._close()
 
     def _write(self, lines: Sequence[str]) -> None:
-        data = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
-        descriptor = self._open()
-        # A line that was cut short, here or by a crash, is ended first.
-        start = b"\n" if self._torn else b""
-        self._torn = True
-        self._size += write_fully(descriptor, start + data)
-        self._torn = False
+        self._append("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
         if self._size > self._limit:
             self._close()
             rotate(self.path, self._kept)
-
-    def _open(self) -> int:
-        if self._descriptor is None:
-            self._descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            self._size = os.fstat(self._descriptor).st_size
-            self._torn = self._size > 0 and os.pread(self._descriptor, 1, self._size - 1) != b"\n"
-        return self._descriptor
-
-    def _close(self) -> None:
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
 
     def _note(self) -> dict[str, Any]:
         lost = f"{self.missing:,} lines are" if self.missing > 1 else "a line is"
