@@ -7,7 +7,7 @@ from history.run_builder import add_checkpoint, build_run, complete_run, whole_s
 from made_events import fields_of
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
 from quorate.core.generation import Phase
-from quorate.history import checkpoint_list
+from quorate.history import run_detail
 from quorate.history.run_detail import RunDetail, job_values, read_checkpoints
 from quorate.history.run_record import Status
 from quorate.spec.override import Override
@@ -105,7 +105,7 @@ class TestCheckpoints:
         def survey_with_one_gone(folder: Path) -> tuple[CheckpointInfo | Skipped, ...]:
             return (Skipped(folder / "step-00000002", "cannot read manifest.json"), *survey(folder))
 
-        monkeypatch.setattr(checkpoint_list, "survey", survey_with_one_gone)
+        monkeypatch.setattr(run_detail, "survey", survey_with_one_gone)
         assert [each.name for each in read_checkpoints(run.checkpoints)] == ["step-00000004-evaluated"]
 
     def test_of_a_folder_that_is_not_there_there_are_none(self, tmp_path: Path) -> None:
