@@ -111,6 +111,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "api/test_ray_jobs.py",
         "api/test_resume_in.py",
         "benchmarking/test_ray_bench.py",
+        "cli/test_every_status.py::*[[]submitted]",
         "cli/test_show_verb.py::test_what_is_encrypted_*",
         "engines/test_cluster_engine.py",
         "spec/test_engine_keys.py",
