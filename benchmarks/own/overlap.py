@@ -27,8 +27,7 @@ from benchmarks.phases import Medians, StepClock, StepPhases, steps_of
 from benchmarks.tasks import CaseTask
 from benchmarks.told import answer, read_order
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.generation import Generation, GenerationId, Member
-from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
+from quorate.core.generation import APPLY, COMPUTE, DATA, EXCHANGE, Generation, GenerationId, Member
 from quorate.lanes.chunks import host_lanes
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.spec.job import JobSpec

@@ -19,9 +19,8 @@ from quorate.coordinator.events import (
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Forming, JobSettings, State, Training
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId, WorkerStatus
 from quorate.core.timing import Timing
-from quorate.core.worker_status import WorkerStatus
 from quorate.observe.events import LogMessage
 
 SETTINGS = JobSettings(incarnation=3, lanes=8, workers=3, timing=Timing(5.0))

@@ -40,8 +40,7 @@ from quorate.coordinator.losses import MOST_DIVERGED
 from quorate.coordinator.membership import start
 from quorate.coordinator.states import Decision, Ended, Forming, Handover
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import DIVERGED, Position
+from quorate.core.generation import DIVERGED, Cursor, GenerationId, Position
 from quorate.observe.events import RolledBack, WorkerLost
 from quorate.observe.jsonl import JsonlSink
 

@@ -43,8 +43,7 @@ from quorate.coordinator.events import (
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Forming, State, Training
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import WorkerStatus
+from quorate.core.generation import Cursor, GenerationId, WorkerStatus
 
 
 def test_generation_is_formed_when_the_last_worker_registers_in_any_order() -> None:

@@ -52,8 +52,7 @@ from quorate.coordinator.states import (
 )
 from quorate.coordinator.weak_links import are_neighbours, blame_link, line_up
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId
-from quorate.core.worker_status import GAVE_UP, OTHERS, Pace, Position, WorkerStatus
+from quorate.core.generation import GAVE_UP, OTHERS, Cursor, Generation, GenerationId, Pace, Position, WorkerStatus
 
 NEXT = replace(SETTINGS, incarnation=4)
 WAITS = WorkerStatus(17, "exchange", waits_for=OTHERS)

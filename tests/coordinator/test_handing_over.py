@@ -37,8 +37,7 @@ from quorate.coordinator.events import (
 from quorate.coordinator.forming import succeed
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Handover, Training
-from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import Position, WorkerStatus
+from quorate.core.generation import Cursor, GenerationId, Position, WorkerStatus
 from quorate.observe.events import WorkerLost
 
 ALONE = replace(SETTINGS, workers=1, spares=1)

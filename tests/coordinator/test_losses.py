@@ -48,13 +48,14 @@ from quorate.coordinator.forming import MOST_FUTILE
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Forming, State, Training
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import (
+from quorate.core.generation import (
     ENDED_FOR_A_STOP,
     ENDED_WITH_ITS_GROUP,
     GAVE_UP,
     LEFT,
     LOST_WITH_ITS_HOST,
+    Cursor,
+    GenerationId,
     WorkerStatus,
 )
 from quorate.observe.events import WorkerLost

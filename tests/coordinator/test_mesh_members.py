@@ -44,8 +44,7 @@ from quorate.coordinator.membership import decide, start
 from quorate.coordinator.places import news_of, wakes
 from quorate.coordinator.states import Decision, Ended, Forming, Handover, JobSettings, State, Training
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, GenerationId, MeshShape
-from quorate.core.worker_status import LEFT, Pace, Position, WorkerStatus
+from quorate.core.generation import LEFT, Cursor, GenerationId, MeshShape, Pace, Position, WorkerStatus
 from quorate.observe.events import Resized, RolledBack
 
 

@@ -10,8 +10,7 @@ from quorate.coordinator.events import ExitReported, Reading, Tick
 from quorate.coordinator.membership import decide
 from quorate.coordinator.stall import FATAL
 from quorate.coordinator.states import Ended, Forming, State, Training
-from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import WorkerStatus
+from quorate.core.generation import Cursor, GenerationId, WorkerStatus
 
 ONE = replace(SETTINGS, workers=1)
 SAMPLES = tuple(range(100, 164))

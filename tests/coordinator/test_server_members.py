@@ -45,8 +45,7 @@ from quorate.coordinator.places import news_of
 from quorate.coordinator.states import Decision, Ended, Handover, JobSettings, Recollection, State, Training
 from quorate.core.errors import PeerLost
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Role, server_id
-from quorate.core.worker_status import LEFT, Position
+from quorate.core.generation import LEFT, Cursor, Generation, GenerationId, Position, Role, server_id
 from quorate.observe.events import Resized, RolledBack, WorkerLost
 
 SERVED = replace(SETTINGS, workers=2, servers=2)

@@ -12,8 +12,7 @@ from quorate.coordinator.events import Action, DeclareGeneration, Expel, Heartbe
 from quorate.coordinator.membership import decide
 from quorate.coordinator.speed import measure, share_lanes
 from quorate.coordinator.states import JobSettings, Measured, State, Training
-from quorate.core.generation import GenerationId
-from quorate.core.worker_status import Pace, WorkerStatus
+from quorate.core.generation import GenerationId, Pace, WorkerStatus
 from quorate.observe.events import WorkerLost
 
 SPEED = replace(SETTINGS, balance="speed")

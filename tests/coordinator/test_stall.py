@@ -21,9 +21,8 @@ from quorate.coordinator.events import (
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Forming, JobSettings, State, Training
-from quorate.core.generation import Cursor, GenerationId
+from quorate.core.generation import Cursor, GenerationId, WorkerStatus
 from quorate.core.timing import Timing
-from quorate.core.worker_status import WorkerStatus
 from quorate.observe.events import WorkerLost
 
 SETTINGS = JobSettings(incarnation=1, lanes=4, workers=2, timing=Timing(5.0))

@@ -53,8 +53,7 @@ from quorate.coordinator.states import (
     Training,
 )
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId
-from quorate.core.worker_status import LEFT, Position
+from quorate.core.generation import LEFT, Cursor, Generation, GenerationId, Position
 from quorate.observe.events import RunFailed, RunFinished, WorkerLost, read_event
 from quorate.observe.jsonl import JsonlSink
 from quorate.wire.proto import coordinator_pb2 as pb

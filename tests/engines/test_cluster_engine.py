@@ -15,7 +15,7 @@ from memory_engine import MemoryEngine
 from quorate.core.addresses import Network
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import Failure, JobFailed
-from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
+from quorate.core.generation import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
 from quorate.engines.engine import Exited, Notice, Preparation, Ready, Remark, Started, Unprepared
 from quorate.engines.output_pump import OpenLog
 from quorate.engines.ray import places

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from command import PATIENCE, await_condition, command_line
+from quorate.core.generation import ENDED_FOR_A_STOP
 from quorate.core.processes import is_stopped
 from quorate.core.task_source import TaskSource
-from quorate.core.worker_status import ENDED_FOR_A_STOP
 from quorate.engines import local
 from quorate.engines.engine import Exited, Interrupted, Preparation, Prepared, Ready, Remark, SettingUp, Started
 from quorate.engines.local import LocalEngine, Pidfds

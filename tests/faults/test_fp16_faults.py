@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from command import TASK_SOURCE, Workplace
-from quorate.observe.summary import summary_rows
+from quorate.observe.screen import summary_rows
 from trial import assert_recovered, chaos, told, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]

@@ -4,8 +4,7 @@ import io
 
 import pytest
 
-from quorate.observe.screen import Screen
-from quorate.observe.summary import WARNING, print_summary
+from quorate.observe.screen import WARNING, Screen, print_summary
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed
 from quorate.observe.progress import Pace, Progress
 from quorate.observe.quantities import count, duration, measure, size
-from quorate.observe.screen import Screen
+from quorate.observe.screen import Screen, print_summary
 from quorate.observe.sinks import Printed, Prints, Round
-from quorate.observe.summary import print_summary
 from quorate.spec.job import EarlyStopSpec
 from terminal import screen_after
 

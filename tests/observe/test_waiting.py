@@ -8,8 +8,7 @@ import pytest
 from made_events import fields_of, make_event
 from quorate.observe.event import Event
 from quorate.observe.events import RunBegan
-from quorate.observe.screen import Screen
-from quorate.observe.summary import print_summary
+from quorate.observe.screen import Screen, print_summary
 from quorate.observe.waiting import DataWait, DataWaitLog, advice_on_waiting
 from quorate.spec.job import JobSpec
 

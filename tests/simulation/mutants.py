@@ -15,8 +15,7 @@ from quorate.coordinator.events import (
 from quorate.coordinator.membership import decide
 from quorate.coordinator.states import Decision, Ended, Recalling, State, Training
 from quorate.core.errors import LanesDiffer, ReplicasDiffer
-from quorate.core.generation import Generation, GenerationId
-from quorate.core.worker_status import DIVERGED
+from quorate.core.generation import DIVERGED, Generation, GenerationId
 from simulation.simulated_coordinator import Decide
 from simulation.simulated_membership import Habits
 

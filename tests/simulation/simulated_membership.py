@@ -14,9 +14,8 @@ from quorate.coordinator.events import Completed
 from quorate.coordinator.service import event_of, reply_to
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId, Pace, Position, WorkerStatus
 from quorate.core.timing import Timing
-from quorate.core.worker_status import Pace, Position, WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.coordinator_link import Request
 from quorate.worker.membership import Membership

@@ -22,8 +22,8 @@ from quorate.coordinator.events import (
 from quorate.coordinator.places import News
 from quorate.coordinator.states import Handover
 from quorate.core.errors import LinkError
+from quorate.core.generation import WorkerStatus
 from quorate.core.timing import Timing
-from quorate.core.worker_status import WorkerStatus
 from quorate.engines.engine import Capacity, CoordinatorChild, Exited, Notice, SettingUp, Started
 from quorate.supervisor.coordinator_process import OutcomeWatch
 from quorate.supervisor.worker_processes import WorkerProcesses

@@ -18,9 +18,22 @@ from quorate.checkpoint.retention import Retention
 from quorate.core.digests import derive_seed, outvoted
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, PeerLost, ReplicasDiffer, StateLost
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Phase, Role, name_of
+from quorate.core.generation import (
+    DIVERGED,
+    ENDED_WITH_THE_JOB,
+    GAVE_UP,
+    LEFT,
+    OTHERS,
+    Cursor,
+    Generation,
+    GenerationId,
+    Pace,
+    Phase,
+    Role,
+    WorkerStatus,
+    name_of,
+)
 from quorate.core.timing import Timing
-from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, OTHERS, Pace, WorkerStatus
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity

@@ -12,9 +12,8 @@ from quorate.coordinator.autopsy import autopsy_of_divergence, autopsy_of_exit, 
 from quorate.coordinator.events import ExitReported
 from quorate.coordinator.states import JobSettings
 from quorate.core.failure import Failure
-from quorate.core.generation import server_id
+from quorate.core.generation import GAVE_UP, WorkerStatus, server_id
 from quorate.core.timing import Timing
-from quorate.core.worker_status import GAVE_UP, WorkerStatus
 from quorate.observe.event import DeviceMemoryUse, Event
 from quorate.observe.events import (
     BlocksPlaced,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from quorate.core.generation import Cursor
-from quorate.core.worker_status import COMPUTE, DATA
+from quorate.core.generation import COMPUTE, DATA, Cursor
 from quorate.data.indices import indices_of
 from quorate.data.samples import Batch
 from quorate.training import activity as activity_module

@@ -9,7 +9,7 @@ import torch
 import gang
 from bits.bit_tasks import Momentum
 from quorate.observe.event import DeviceMemoryUse
-from quorate.observe.summary import summary_rows
+from quorate.observe.screen import summary_rows
 from quorate.training.cuda_device import CudaDevice
 from quorate.training.device import CPU
 from quorate.training.memory_watch import MemoryWatch

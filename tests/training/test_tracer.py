@@ -2,9 +2,8 @@ import time
 
 import pytest
 
-from quorate.core.generation import Cursor, Generation, GenerationId, Member
+from quorate.core.generation import COPY, DATA, Cursor, Generation, GenerationId, Member
 from quorate.core.timing import ClockOffset
-from quorate.core.worker_status import COPY, DATA
 from quorate.observe.event import Event
 from quorate.observe.events import read_event
 from quorate.observe.seldom_events import StepTraced

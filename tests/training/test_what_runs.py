@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import gang
-from quorate.observe.summary import summary_rows
+from quorate.observe.screen import summary_rows
 from quorate.training.device import CPU
 from quorate.training.replica import Replica
 from quorate.training.task import Task

@@ -23,9 +23,8 @@ from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.places import News, Outcome, Vacancy
 from quorate.core.errors import DivergedError, FrameError, GenerationOver, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, GenerationId
+from quorate.core.generation import Cursor, GenerationId, WorkerStatus
 from quorate.core.timing import Timing
-from quorate.core.worker_status import WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker import membership
 from quorate.worker.coordinator_link import GrpcLink
@@ -573,7 +572,7 @@ FORKING = """
 import os, sys
 from quorate.core.timing import Timing
 from quorate.worker.coordinator_link import GrpcLink
-from quorate.core.worker_status import WorkerStatus
+from quorate.core.generation import WorkerStatus
 from quorate.worker.membership import Membership
 from quorate.wire.proto import coordinator_pb2 as pb
 

@@ -10,9 +10,8 @@ import pytest
 from made_events import make_event
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Member
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, WorkerStatus
 from quorate.core.timing import Timing
-from quorate.core.worker_status import WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import (
     decode_failure,

@@ -6,8 +6,7 @@ import pytest
 
 from quorate.core.errors import GenerationOver
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Member
-from quorate.core.worker_status import Position
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import decode_position, encode_failure, encode_generation, encode_id, encode_position
 from quorate.worker.membership_view import Dismissed, JobEnded, MembershipView

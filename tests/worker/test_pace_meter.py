@@ -1,4 +1,4 @@
-from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE, Pace
+from quorate.core.generation import APPLY, COMPUTE, DATA, EXCHANGE, Pace
 from quorate.training.activity import Activity
 from quorate.wire.proto.channel import decode_pace, encode_pace
 from quorate.worker.heartbeats import PaceMeter

@@ -26,7 +26,7 @@ from quorate.core.runs_folder import runs_folder
 from quorate.observe.console import html_table
 from quorate.observe.events import read_event
 from quorate.observe.quantities import measure
-from quorate.observe.summary import summary_rows
+from quorate.observe.screen import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder, why_untrusted

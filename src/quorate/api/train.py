@@ -24,9 +24,8 @@ from quorate.core.runs_folder import runs_folder
 from quorate.core.user_code import given, user_traceback
 from quorate.observe.console import Console, Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
-from quorate.observe.screen import Screen
+from quorate.observe.screen import Screen, print_summary
 from quorate.observe.sinks import Prints, Sink
-from quorate.observe.summary import print_summary
 from quorate.supervisor.signals import Signals, collecting_signals
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from quorate.chaos.script import BETWEEN_STEPS, PHASES, Act, Fault, Firing, Whom, call_of, mark, marker_of
 from quorate.coordinator.places import places_of
 from quorate.core.errors import OutOfMemory
+from quorate.core.generation import WAITING
 from quorate.core.processes import children_of
-from quorate.core.worker_status import WAITING
 from quorate.storage.atomic import write_new_file
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment, Tell

@@ -225,8 +225,7 @@ def evaluate(
       quorate eval last --test
     """
     from quorate.api.evaluate import Asked, evaluate_run
-    from quorate.observe.screen import Screen
-    from quorate.observe.summary import print_summary
+    from quorate.observe.screen import Screen, print_summary
 
     layer = overrides(settings, workers=workers, task=task)
     asked = Asked(runs, run, checkpoint, os.environ, layer, trust_job, _display(True, prints))
@@ -384,8 +383,7 @@ def report(result: Any, as_json: bool) -> None:
     """Print the `Result` of a job, with what to do next if it did not complete, and end the command."""
     from quorate.api.recorded_run import remains_of
     from quorate.cli.errors import show_next
-    from quorate.observe.screen import Screen
-    from quorate.observe.summary import print_summary
+    from quorate.observe.screen import Screen, print_summary
     from quorate.spec.load import load_recorded
 
     run = RunFolder(result.folder)

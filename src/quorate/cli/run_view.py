@@ -35,9 +35,8 @@ from quorate.observe.events import (
 from quorate.observe.jsonl import EventTail, events_in
 from quorate.observe.progress import Progress
 from quorate.observe.quantities import ago, blocks_for, count, duration, measure, plural, size, some_of, sparkline
-from quorate.observe.screen import Screen
+from quorate.observe.screen import Screen, recovered
 from quorate.observe.seldom_events import GradientsCompressed, StalenessObserved
-from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark

@@ -4,9 +4,8 @@ from quorate.coordinator.events import ExitReported
 from quorate.coordinator.states import Enrolled, JobSettings
 from quorate.core.errors import ResidualsLost, SettingsDiffer
 from quorate.core.failure import Failure
-from quorate.core.generation import name_of
+from quorate.core.generation import ENDED_FOR_A_STOP, GAVE_UP, LOST_WITH_ITS_HOST, WorkerStatus, name_of
 from quorate.core.processes import describe_departure, likely_cause
-from quorate.core.worker_status import ENDED_FOR_A_STOP, GAVE_UP, LOST_WITH_ITS_HOST, WorkerStatus
 from quorate.observe.events import LogMessage, WorkerLost
 
 WORKER_LOST = "WorkerLost"

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId
-from quorate.core.worker_status import Pace, Position, WorkerStatus
+from quorate.core.generation import Cursor, Generation, GenerationId, Pace, Position, WorkerStatus
 from quorate.observe.event import Event
 
 

@@ -17,8 +17,7 @@ from quorate.coordinator.stall import find_poison, with_victim
 from quorate.coordinator.states import Active, Decision, Enrolled, Forming, Members, Recalling, Training
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, ReplicasDiffer, WorkerUnfit, is_kind_of
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Role, name_of
-from quorate.core.worker_status import APPLY, DIVERGED, ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT
+from quorate.core.generation import APPLY, DIVERGED, ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT, Cursor, Role, name_of
 
 MOST_DIVERGED = 3
 """So many times in a row may replicas differ without the job getting any further in between."""

@@ -45,8 +45,7 @@ from quorate.coordinator.places import news_of, wakes
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
-from quorate.core.generation import GenerationId
-from quorate.core.worker_status import WorkerStatus
+from quorate.core.generation import GenerationId, WorkerStatus
 from quorate.observe.events import LogMessage
 from quorate.observe.jsonl import EventTail
 from quorate.wire.proto import coordinator_pb2 as pb

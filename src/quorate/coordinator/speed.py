@@ -13,8 +13,7 @@ from statistics import median
 
 from quorate.coordinator.autopsy import name_enrolled
 from quorate.coordinator.states import Enrolled, JobSettings, Measured, Members, Training
-from quorate.core.generation import name_of
-from quorate.core.worker_status import COMPUTE, DATA, Pace
+from quorate.core.generation import COMPUTE, DATA, Pace, name_of
 from quorate.lanes.chunks import host_lanes, host_lanes_by_speed, slowest_seconds
 
 FAR_BEHIND = 2.0

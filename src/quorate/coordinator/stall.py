@@ -13,8 +13,7 @@ from quorate.coordinator.autopsy import name_enrolled, what_happened
 from quorate.coordinator.events import ExitReported, Reading
 from quorate.coordinator.states import Active, Enrolled, Forming, Hangs, Members, Training, Victim
 from quorate.core.failure import POISON_BATCH, Failure, name_samples
-from quorate.core.generation import names_of
-from quorate.core.worker_status import (
+from quorate.core.generation import (
     APPLY,
     CHECKPOINT,
     COMPUTE,
@@ -29,6 +28,7 @@ from quorate.core.worker_status import (
     REGROUP,
     WAITING,
     WorkerStatus,
+    names_of,
 )
 
 PATIENCE = 30.0

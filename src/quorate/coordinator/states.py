@@ -14,9 +14,8 @@ from typing import Any
 
 from quorate.coordinator.events import Action, Completed, Reading, Registered
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, MeshShape, Role, common_cursor
+from quorate.core.generation import Cursor, Generation, GenerationId, MeshShape, Pace, Role, WorkerStatus, common_cursor
 from quorate.core.timing import Timing
-from quorate.core.worker_status import Pace, WorkerStatus
 from quorate.observe.events import RunFailed, RunFinished
 
 Pair = tuple[int, int]

@@ -8,7 +8,7 @@ from itertools import count
 from time import monotonic
 from typing import Any, NamedTuple
 
-from quorate.core.worker_status import EXCHANGE
+from quorate.core.generation import EXCHANGE
 
 STEP, SAVE = "step", "save"
 """What the root of a recording is called: a step, or a checkpoint on its way; or `join`, the way into a generation."""

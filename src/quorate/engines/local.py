@@ -15,11 +15,10 @@ from typing import Any
 
 from quorate.core.addresses import LOOPBACK, Network, refuse_unreachable
 from quorate.core.failure import Failure
-from quorate.core.generation import name_of
+from quorate.core.generation import ENDED_FOR_A_STOP, name_of
 from quorate.core.machine import usable_cores
 from quorate.core.processes import StoppedProcesses, children_of, describe_departure, members_of
 from quorate.core.task_source import TaskSource
-from quorate.core.worker_status import ENDED_FOR_A_STOP
 from quorate.engines.engine import (
     Capacity,
     Exited,

@@ -1,4 +1,4 @@
-"""Fork servers that stay: one run after the other finds torch and its task imported.
+"""Fork servers that stay (one run after the other finds torch and its task imported), and coordinators as children.
 
 The fork server of a first run forks the one that serves that run once it has imported the task, and stays itself. For
 each later run of the task it forks another, which is a process of its own in every other way. It has a single thread,

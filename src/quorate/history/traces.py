@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.cached import cached_property
-from quorate.core.generation import name_of
+from quorate.core.generation import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE, JOIN, name_of
 from quorate.core.regular_file import opened_regular
 from quorate.core.spans import BUCKET, GATHER, PUBLISH, RECEIVE, SAVE, SEND, STEP, Span, covered
-from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE, JOIN
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, WorkerLost, read_event
 from quorate.observe.seldom_events import StepTraced

@@ -13,9 +13,8 @@ from quorate.observe import events
 from quorate.observe.event import Event
 from quorate.observe.notices import Notice, notice_of
 from quorate.observe.progress import GAP, Progress
-from quorate.observe.screen import Screen
+from quorate.observe.screen import Screen, summary_rows
 from quorate.observe.sinks import Printed, Prints, Round, printed_lines
-from quorate.observe.summary import summary_rows
 
 REDRAW_EVERY = 0.1
 REDRAW_IDLE_EVERY = 1.0

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quorate.core.generation import COPY, JOIN
 from quorate.core.spans import RECEIVE, ROOT, SAVE, SEND, STEP, Span
-from quorate.core.worker_status import COPY, JOIN
 from quorate.observe import events
 from quorate.observe.event import Event
 from quorate.observe.seldom_events import StepTraced

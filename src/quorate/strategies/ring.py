@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from quorate.core.generation import Member
-from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.core.generation import EXCHANGE, OTHERS, Member
 from quorate.lanes.buckets import Bucket
 from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import connect

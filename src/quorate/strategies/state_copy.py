@@ -11,9 +11,8 @@ import xxhash
 from quorate.checkpoint.tree import Encoded, as_bytes, encoded_in
 from quorate.core.digests import Buffer
 from quorate.core.errors import WorkerUnfit
-from quorate.core.generation import Generation, name_of
+from quorate.core.generation import OTHERS, Generation, name_of
 from quorate.core.machine import fresh_memory
-from quorate.core.worker_status import OTHERS
 from quorate.reduce.reduction import Reduction
 from quorate.training.activity import Activity
 from quorate.training.device import digests

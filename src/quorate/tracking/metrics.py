@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from quorate.core.generation import cell_of
-from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
+from quorate.core.generation import APPLY, COMPUTE, DATA, EXCHANGE, cell_of
 from quorate.observe import events
 from quorate.observe.event import Event
 from quorate.observe.recoveries import CAUSES, RecoveryLog, brief, cause_of

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
-from quorate.core.generation import Generation
+from quorate.core.generation import APPLY, COMPUTE, DATA, EXCHANGE, JOIN, Generation
 from quorate.core.spans import CONNECT, SAVE, STEP, Span, SpanRecorder
 from quorate.core.timing import ClockOffset
-from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE, JOIN
 from quorate.observe.event import Event
 
 

@@ -27,8 +27,7 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import NoSpace
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.errors import CheckpointError, ReplicasDiffer
-from quorate.core.generation import Cursor, Phase
-from quorate.core.worker_status import CHECKPOINT, DISK
+from quorate.core.generation import CHECKPOINT, DISK, Cursor, Phase
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity, Tracer

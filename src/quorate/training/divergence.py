@@ -15,8 +15,7 @@ import xxhash
 
 from quorate.core.digests import first_difference, outvoted, weights_digest
 from quorate.core.errors import ReplicasDiffer, SettingsDiffer
-from quorate.core.generation import Role, names_of
-from quorate.core.worker_status import OTHERS
+from quorate.core.generation import OTHERS, Role, names_of
 from quorate.training.activity import Activity
 from quorate.training.device import Device, digests
 from quorate.training.replica import Replica

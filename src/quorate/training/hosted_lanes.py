@@ -10,9 +10,8 @@ from time import perf_counter
 
 import torch
 
-from quorate.core.generation import Cursor
+from quorate.core.generation import COMPUTE, DATA, Cursor
 from quorate.core.user_code import describe
-from quorate.core.worker_status import COMPUTE, DATA
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.indices import joined

@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from quorate.core.cached import cached_property
 from quorate.core.errors import QuorateError
-from quorate.core.generation import Phase
+from quorate.core.generation import CHECKPOINT, EVALUATION, Phase
 from quorate.core.spans import PUBLISH
-from quorate.core.worker_status import CHECKPOINT, EVALUATION
 from quorate.data.feed import Feed
 from quorate.data.indices import ranges_of
 from quorate.data.sampler import (

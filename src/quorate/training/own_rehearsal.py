@@ -14,7 +14,7 @@ import torch
 
 from quorate.core.cached import cached_property
 from quorate.core.errors import LanesDiffer, QuorateError, ReplicasDiffer, SettingsDiffer, UnsupportedModelError
-from quorate.core.worker_status import TURN
+from quorate.core.generation import TURN
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators
 from quorate.observe.events import LogMessage, StepCompleted

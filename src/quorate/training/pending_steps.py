@@ -7,7 +7,7 @@ from itertools import takewhile
 from time import perf_counter
 from typing import NamedTuple, cast
 
-from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
+from quorate.core.generation import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.data.indices import ranges_of
 from quorate.data.sampler import Sampler
 from quorate.observe.events import SkippedStep, StepCompleted

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from quorate.core.worker_status import DISK, OTHERS
+from quorate.core.generation import DISK, OTHERS
 
 
 @dataclass(frozen=True)

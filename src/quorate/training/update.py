@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from quorate.core.digests import derive_seed
-from quorate.core.worker_status import APPLY
+from quorate.core.generation import APPLY
 from quorate.data.sampler import Sampler
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from quorate.core.generation import APPLY, COMPUTE, DATA, Pace
 from quorate.core.timing import Timing
-from quorate.core.worker_status import APPLY, COMPUTE, DATA, Pace
 from quorate.observe.event import Event
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,9 @@ from typing import Any
 
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation
+from quorate.core.generation import Cursor, Generation, Pace, WorkerStatus
 from quorate.core.machine import why_no_thread
 from quorate.core.timing import SYSTEM, ClockOffset, Latch, RemoteClock, Runtime, Thread, Timing
-from quorate.core.worker_status import Pace, WorkerStatus
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone
 from quorate.wire.link import Deadline

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId, Position
 from quorate.core.timing import SYSTEM, Runtime
-from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import decode_failure, decode_generation, decode_id
 

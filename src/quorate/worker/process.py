@@ -19,14 +19,13 @@ from quorate.core.digests import content_digest
 from quorate.core.errors import (
     RunError,
 )
-from quorate.core.generation import Role, name_of
+from quorate.core.generation import LEFT, WAITING, Role, WorkerStatus, name_of
 from quorate.core.gpus import use_gpu
 from quorate.core.log_records import Place, current_place, log_by_stderr
 from quorate.core.masking import register_secrets, secrets_in
 from quorate.core.processes import show_as
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, is_attached
-from quorate.core.worker_status import LEFT, WAITING, WorkerStatus
 from quorate.data.datasets import is_stream
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.data.sampler import Source, refuse_short

@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation
+from quorate.core.generation import COPY, JOIN, REGROUP, Cursor, Generation
 from quorate.core.spans import BUILD
 from quorate.core.timing import Timing
-from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
 from quorate.observe.events import StateCopied
 from quorate.reduce.endpoint import Endpoint, Listeners

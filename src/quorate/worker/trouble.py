@@ -19,9 +19,9 @@ from quorate.core.errors import (
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
+from quorate.core.generation import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP
 from quorate.core.machine import is_shortage, why_no_thread
 from quorate.core.user_code import describe, is_attached
-from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.device import Device

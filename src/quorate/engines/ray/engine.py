@@ -10,7 +10,7 @@ from typing import Any
 
 from quorate.core.errors import JobError, RequestError
 from quorate.core.failure import Failure, JobFailed
-from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
+from quorate.core.generation import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
 from quorate.engines.engine import (
     Capacity,
     Engine,

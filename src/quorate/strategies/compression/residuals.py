@@ -17,9 +17,8 @@ import torch
 
 from quorate.checkpoint.tree import Encoded
 from quorate.core.errors import OutOfMemory, ResidualsLost
-from quorate.core.generation import Generation
+from quorate.core.generation import OTHERS, Generation
 from quorate.core.machine import machine_memory, read_limits
-from quorate.core.worker_status import OTHERS
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import buckets_in, layout_of
 from quorate.reduce.reduction import Reduction

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from quorate.checkpoint.tree import Encoded
 from quorate.core.errors import FrameError
-from quorate.core.worker_status import EXCHANGE
+from quorate.core.generation import EXCHANGE
 from quorate.observe.seldom_events import GradientsCompressed
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quorate.core.worker_status import EXCHANGE
+from quorate.core.generation import EXCHANGE
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import StateLost, TaskError
-from quorate.core.worker_status import OTHERS
+from quorate.core.generation import OTHERS
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint
 from quorate.spec.job import JobSpec

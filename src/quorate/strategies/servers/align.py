@@ -15,8 +15,7 @@ from typing import Any
 
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.errors import StateLost
-from quorate.core.generation import Generation, Role
-from quorate.core.worker_status import OTHERS
+from quorate.core.generation import OTHERS, Generation, Role
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.servers.placement import Holders
 from quorate.strategies.servers.share import Share

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quorate.core.generation import Generation, Member, Role, name_of
-from quorate.core.worker_status import OTHERS
+from quorate.core.generation import OTHERS, Generation, Member, Role, name_of
 from quorate.observe.events import BlocksPlaced, HeldBlocks, LinksMeasured
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction

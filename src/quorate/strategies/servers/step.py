@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 from quorate.core.errors import LinkError
-from quorate.core.worker_status import EXCHANGE
+from quorate.core.generation import EXCHANGE
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.servers.align import Aligner

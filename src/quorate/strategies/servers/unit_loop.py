@@ -22,8 +22,7 @@ from functools import partial
 from typing import Any
 
 from quorate.checkpoint.tree import Encoded, decode, encode
-from quorate.core.generation import Role
-from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.core.generation import EXCHANGE, OTHERS, Role
 from quorate.data.ledger import total
 from quorate.observe.seldom_events import StalenessObserved
 from quorate.reduce.connect import connect

@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from quorate.core.errors import LossError, UnsupportedModelError
-from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.core.generation import EXCHANGE, OTHERS
 from quorate.lanes.buckets import LANE_0, MEAN
 from quorate.strategies.agreement import WorkerNote, check_skippable, pack, unpack
 from quorate.strategies.servers.dealing import Unit

@@ -12,8 +12,7 @@ import grpc
 
 from quorate.core.errors import FrameError, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Member, Phase, Role
-from quorate.core.worker_status import Pace, Position
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, Pace, Phase, Position, Role
 from quorate.wire.handshake import COORDINATOR, Identity, host_of
 from quorate.wire.proto import coordinator_pb2 as pb
 
