@@ -7,7 +7,7 @@ What each of them means stands at its class; some are defined where they are rai
     QuorateError
     ├── RequestError         JobFileError, TaskError, FaultError, RunError (DamagedFileError)
     ├── OutputError
-    └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, ClusterFailed, HostSilent, DebuggerQuit,
+    └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, ClusterFailed, DebuggerQuit,
         │                    UserCodeError, LossError, MetricError, UnsupportedModelError (CannotDefer), RegistryError,
         │                    ClockViolation, RunBusyError
         ├── HostLost         NodeLost, GroupLost
