@@ -34,6 +34,7 @@ class QuorateError(Exception):
 
     @property
     def message(self) -> str:
+        """What happened, in words."""
         return str(self)
 
     def __reduce__(self) -> tuple[object, ...]:
