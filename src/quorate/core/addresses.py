@@ -1,10 +1,8 @@
 """Places by their text alone: hosts and ports (``host:port``, ``[::1]:port``), and URLs, shown without secrets; and the
 network that a process lives in."""
 
-import ctypes
 import os
 import re
-import socket
 from dataclasses import dataclass
 
 from quorate.core.errors import RequestError
@@ -97,6 +95,8 @@ LOOPBACK = Network("127.0.0.1")
 
 def refuse_unreachable(host: str) -> None:
     """Before any process is started: without it a job would lose one coordinator after the other, and never say why."""
+    import socket  # like ctypes below, milliseconds that no command need wait for
+
     try:
         with socket.create_server((host, 0)) as server, socket.create_connection(server.getsockname(), _PATIENCE):
             pass
@@ -112,6 +112,8 @@ def enter_network(path: str) -> None:
     """Put this thread, and what it starts from now on, into a network namespace. What is open stays where it is."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        import ctypes
+
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(descriptor, CLONE_NEWNET) != 0:
             reason = os.strerror(ctypes.get_errno())

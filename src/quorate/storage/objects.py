@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from pkgutil import resolve_name
 
 from quorate.core.addresses import has_secret, shown
 from quorate.core.errors import JobError, RequestError
@@ -101,6 +101,6 @@ def refuse_secret(url: str) -> None:
 
 def open_store(url: str) -> ObjectStore:
     """The store at a URL, which is not asked yet. A URL with a secret in it is refused."""
-    store = resolve_name("quorate.stores.objects:FsspecStore")(url)
+    store = import_module("quorate.stores.objects").FsspecStore(url)
     assert isinstance(store, ObjectStore)
     return store
