@@ -12,14 +12,13 @@ say: where "lane 0" decides and has none, the first lane that has some does.
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial, reduce
 from operator import or_
 
 import torch
 
-from quorate.checkpoint.tree import as_bytes, decode, encode, encoded_in
 from quorate.core.errors import LinkError, LossError, UnsupportedModelError
 from quorate.core.failure import name_samples
 from quorate.core.generation import Member, Role
@@ -338,15 +337,34 @@ def _of_lanes(
 
 
 def pack(by_lane: Mapping[int, Mapping[str, torch.Tensor]]) -> bytes:
-    """Tensors by lane and name, as bytes."""
-    chunks, _ = as_bytes(encode({lane: dict(values) for lane, values in by_lane.items()}))
-    return b"".join(chunks)
+    """Tensors by lane and name, as bytes; those of one type in a row, for this is done in every step."""
+    rows, groups = [], dict[str, list[torch.Tensor]]()
+    for lane, values in by_lane.items():
+        for name, value in values.items():
+            dtype = str(value.dtype).removeprefix("torch.")
+            rows.append((lane, name, dtype, value.shape))
+            groups.setdefault(dtype, []).append(value.detach().reshape(-1))
+    head = json.dumps([list(by_lane), rows]).encode()
+    return b"".join([len(head).to_bytes(4), head, *(CPU.content(torch.cat(group).cpu()) for group in groups.values())])
 
 
 def unpack(payload: bytes, device: Device = CPU) -> dict[int, dict[str, torch.Tensor]]:
     """What `pack` made bytes of."""
-    encoded = encoded_in(memoryview(bytearray(payload)))
-    by_lane: dict[int, dict[str, torch.Tensor]] = device.move(decode(encoded.skeleton, encoded.tensors))
+    start = 4 + int.from_bytes(payload[:4])
+    lanes, rows = json.loads(payload[4:start])
+    counts: dict[str, list[int]] = {}
+    for _, _, dtype, shape in rows:
+        counts.setdefault(dtype, []).append(math.prod(shape))
+    pieces: dict[str, Iterator[torch.Tensor]] = {}
+    for dtype, sizes in counts.items():
+        values = torch.empty(sum(sizes), dtype=getattr(torch, dtype))
+        content = CPU.content(values)
+        content[:] = payload[start : start + len(content)]
+        start += len(content)
+        pieces[dtype] = iter(device.move(values).split(sizes))
+    by_lane: dict[int, dict[str, torch.Tensor]] = {lane: {} for lane in lanes}
+    for lane, name, dtype, shape in rows:
+        by_lane[lane][name] = next(pieces[dtype]).view(shape)
     return by_lane
 
 
