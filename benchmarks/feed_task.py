@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.synthetic_shards import BATCH, FEATURES, SIDE, decoded
 from quorate.shards.dataset import Shards
-from quorate.training.task import Task
+from quorate.task.task import Task
 
 WIDTH = 256
 

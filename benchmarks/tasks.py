@@ -9,8 +9,8 @@ from torch import nn, optim
 from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.cases import CASES, Batch, data_of, loss_of, optimizer_of, sized_case
-from quorate.training.own_run import Run
-from quorate.training.task import Task
+from quorate.own_loop.run import Run
+from quorate.task.task import Task
 
 
 class CaseTask(Task):

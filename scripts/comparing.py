@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from benchmarks.cases import CASES, CLASSES, Case
+from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
+from quorate.task.task import Task
 from quorate.training.divergence import CYCLE, ReplicaDigests
-from quorate.training.replica import Replica
-from quorate.training.task import Task
 from quorate.wire.link import checksum_of
 
 ROUNDS = 9

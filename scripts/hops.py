@@ -25,7 +25,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "quorate"
 STEP, SAVE = "training/loop.py Loop._step", "training/loop.py Loop._save"
-CONNECT = ("reduce/connect.py connect",)
+CONNECT = ("collectives/connect.py connect",)
 LIMIT = 120.0
 STEPS = 40
 

@@ -20,23 +20,23 @@ import torch
 import torch._dynamo
 
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.core.failure import Failure
 from quorate.core.generation import FIRST_SERVER, Generation, GenerationId, Member, Role, server_id
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.lanes.chunks import host_lanes
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
-from quorate.reduce.endpoint import Endpoint, Listeners
+from quorate.replica.device import CPU, digests
+from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
 from quorate.spec.rules import checked_job
 from quorate.strategies.kinds import sharding_of
+from quorate.task.progress import Progress
+from quorate.task.run_mode import RunMode
+from quorate.task.task import Task, configure
 from quorate.training.activity import Activity
-from quorate.training.device import CPU, digests
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
-from quorate.training.run_mode import RunMode
 from quorate.training.strategy import StepRequest
-from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import TRAINING, Assembly, Hooks, SessionParts, build_samples, checkpointer_of
 from quorate.worker.session import DIGEST_INDEX

@@ -99,13 +99,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "cuda": (
         "bits/test_captured_bits.py",
         "core/test_gpu*",
-        "reduce/test_cuda_driver.py",
-        "reduce/test_device_*",
+        "cuda/*",
         "spec/test_gpu_workers.py",
-        "training/test_attention.py",
-        "training/test_captured_program.py",
-        "training/test_cuda_*",
-        "training/test_full_gpu.py",
     ),
     "ray": (
         "api/test_ray_jobs.py",
@@ -184,11 +179,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "servers": ("quorate.strategies.servers.",),
     "stores": ("quorate.stores",),
     "compression": ("quorate.strategies.compression.",),
-    "cuda": (
-        "quorate.reduce.cuda_",
-        "quorate.reduce.device_",
-        "quorate.training.cuda_",
-    ),
+    "cuda": ("quorate.cuda.",),
     "ray": ("quorate.engines.ray.", "quorate.ray"),
     "trackers": ("quorate.tracking",),
     "tune": ("quorate.tune",),

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch.nn import Parameter
 
-from quorate.reduce.memory import GradientMemory
-from quorate.training.flat_gradients import FlatGradients
-from quorate.training.gradients import gradient_plan
+from quorate.collectives.memory import GradientMemory
+from quorate.replica.flat_gradients import FlatGradients
+from quorate.replica.gradients import gradient_plan
 
 
 def plain_gradients(

@@ -54,7 +54,7 @@ SPARES = {
 MEASURING = "COVERAGE_PROCESS_CONFIG"
 SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOT_PRELOADED = (
-    *("__main__", "quorate.engines.fork_server", TRIALS, "_pb2", "quorate.tracking.", "quorate.reduce.sum_kernel"),
+    *("__main__", "quorate.engines.fork_server", TRIALS, "_pb2", "quorate.tracking."),
     *(".ray_", "engines.ray.connection", "engines.ray.train"),  # which import Ray, an extra
 )
 # What an interpreter or a library looks at once, when it starts.

@@ -16,13 +16,13 @@ from benchmarks.gang import Seat, run_gang
 from benchmarks.size import ELEMENT
 from benchmarks.spans import Span
 from benchmarks.told import answer, read_order
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint, Listeners
+from quorate.collectives.memory import GradientMemory
+from quorate.collectives.reduction import Reduction
+from quorate.collectives.shared_memory import SharedMemoryReduction
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Endpoint, Listeners
-from quorate.reduce.memory import GradientMemory
-from quorate.reduce.reduction import Reduction
-from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.wire.handshake import Credentials
 
 LOOPBACK = "127.0.0.1"

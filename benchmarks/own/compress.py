@@ -22,17 +22,17 @@ from benchmarks.compress import BYTES, LANES, LEARNT, WORKERS, compression_of
 from benchmarks.gang import Seat, run_gang
 from benchmarks.told import answer, read_order, reading
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.chunks import host_lanes
 from quorate.observe.event import Event
 from quorate.observe.seldom_events import GradientsCompressed
-from quorate.reduce.endpoint import Endpoint, Listeners
+from quorate.replica.device import CPU
+from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
+from quorate.task.progress import Progress
+from quorate.task.task import Task, configure
 from quorate.training.activity import Activity
-from quorate.training.device import CPU
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
-from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import Assembly, Hooks, SessionParts, build_samples, checkpointer_of
 

@@ -20,14 +20,14 @@ from benchmarks.own.allreduce import LOOPBACK, endpoint_of
 from benchmarks.size import ELEMENT
 from benchmarks.spans import Span
 from benchmarks.told import answer, read_order
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint, Listeners
+from quorate.collectives.memory import DeviceMemory, GradientMemory
+from quorate.collectives.reduction import Reduction
 from quorate.core.errors import LinkError
+from quorate.cuda.reduction import DeviceGradients, DeviceReduction, Staged, connect_devices
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.connect import connect
-from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, Staged, connect_devices
-from quorate.reduce.endpoint import Endpoint, Listeners
-from quorate.reduce.memory import DeviceMemory, GradientMemory
-from quorate.reduce.reduction import Reduction
-from quorate.training.device import CPU, Device
+from quorate.replica.device import CPU, Device
 
 PROCESSES = 2
 BUCKET_MB = 25
@@ -182,7 +182,7 @@ def _staged(endpoint: Endpoint, plan: tuple[Bucket, ...], device: Device) -> tup
 def _device(order: dict[str, Any]) -> Device:
     if not order["is_gpu"]:
         return CPU
-    from quorate.training.cuda_device import CudaDevice
+    from quorate.cuda.device import CudaDevice
 
     return CudaDevice("fp32")
 

@@ -14,10 +14,10 @@ from benchmarks.gang import Seat, run_gang
 from benchmarks.own.push_pull import LOOPBACK, endpoint_of
 from benchmarks.push_pull import SERVER, WORKER
 from benchmarks.told import answer, read_order, reading
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Listeners
+from quorate.collectives.neighbours import watch
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Listeners
-from quorate.reduce.neighbours import watch
 from quorate.strategies.servers.exchange import Lanes, Star
 from quorate.strategies.servers.links import Spokes, connect_star
 from quorate.strategies.servers.rows import RowExchange, Rows, Table

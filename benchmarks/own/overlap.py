@@ -27,15 +27,15 @@ from benchmarks.phases import Medians, StepClock, StepPhases, steps_of
 from benchmarks.tasks import CaseTask
 from benchmarks.told import answer, read_order
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.core.generation import APPLY, COMPUTE, DATA, EXCHANGE, Generation, GenerationId, Member
 from quorate.lanes.chunks import host_lanes
-from quorate.reduce.endpoint import Endpoint, Listeners
+from quorate.replica.device import CPU
+from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
+from quorate.task.progress import Progress
+from quorate.task.task import configure
 from quorate.training.activity import Activity
-from quorate.training.device import CPU
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
-from quorate.training.task import configure
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import Assembly, Hooks, SessionParts, build_samples, checkpointer_of
 

@@ -12,14 +12,14 @@ from benchmarks.push_pull import SERVER, WORKER, ask, readings_of, serve
 from benchmarks.size import ELEMENT
 from benchmarks.spans import Span
 from benchmarks.told import answer, read_order
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint, Listeners
+from quorate.collectives.memory import GradientMemory
+from quorate.collectives.neighbours import watch
+from quorate.collectives.reduction import Reduction
+from quorate.collectives.shared_memory import SharedMemoryReduction
 from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Endpoint, Listeners
-from quorate.reduce.memory import GradientMemory
-from quorate.reduce.neighbours import watch
-from quorate.reduce.reduction import Reduction
-from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.strategies.servers.exchange import Exchange, SharedExchange, Star
 from quorate.strategies.servers.links import LinkedReduction, Spokes, connect_star
 from quorate.wire.handshake import Credentials

@@ -32,7 +32,7 @@ class Bout:
     """A task, where it is trained, its samples, and the clock. What is not on a GPU is only a rehearsal."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        from quorate.training.task import configure
+        from quorate.task.task import configure
 
         job = order["job"]
         self.is_gpu = job.get("device") != "cpu"

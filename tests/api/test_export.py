@@ -17,12 +17,12 @@ from quorate.api.result import Result
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tree import tensor_forms
 from quorate.core.errors import JobError, RunError
+from quorate.replica.replica import Replica
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import dump_job
 from quorate.storage.run_folder import RunFolder
-from quorate.training.replica import Replica
-from quorate.training.source import load_task_type
-from quorate.training.task import configure
+from quorate.task.source import load_task_type
+from quorate.task.task import configure
 
 MODEL = """
 import torch

@@ -23,7 +23,7 @@ from quorate.core.failure import JobFailed
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
-from quorate.training.run_mode import RunMode
+from quorate.task.run_mode import RunMode
 
 
 @pytest.fixture

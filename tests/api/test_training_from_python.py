@@ -16,7 +16,7 @@ GUARDED = f"""
 if __name__ == "__main__":
     import json, os, threading
     from quorate.core.digests import weights_digest
-    from quorate.training.device import digests
+    from quorate.replica.device import digests
 
     result = quorate.train(quorate.Job(task=Tiny, {ARGUMENTS}), progress=False)
     os.chdir("/")

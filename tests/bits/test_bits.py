@@ -13,10 +13,10 @@ import pytest
 import gang
 from bits import bit_tasks as tasks
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.collectives import reduction, shared_memory
 from quorate.lanes import chunks
 from quorate.lanes.chunks import host_lanes
-from quorate.reduce import reduction, shared_memory
-from quorate.training.task import Task
+from quorate.task.task import Task
 from quorate.wire import shared_link
 
 pytestmark = pytest.mark.usefixtures("unmeasured")

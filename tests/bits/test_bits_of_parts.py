@@ -8,7 +8,7 @@ import pytest
 import gang
 from bits import bit_tasks as tasks
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.training.run_mode import RunMode
+from quorate.task.run_mode import RunMode
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

@@ -8,9 +8,9 @@ import pytest
 import gang
 from bits import bit_tasks as tasks
 from bits.test_bits import CASES, Case, alone
-from quorate.training.device import Device
-from reduce.host_memory import HostMemory
-from training.recording_capture import RecordingCapture
+from cuda.host_memory import HostMemory
+from cuda.recording_capture import RecordingCapture
+from quorate.replica.device import Device
 
 CAPTURED = "is captured in a graph"
 pytestmark = pytest.mark.usefixtures("unmeasured")

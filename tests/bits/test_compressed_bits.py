@@ -13,8 +13,8 @@ import gang
 from bits import bit_tasks as tasks
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.data.sampler import LaneSampler
-from quorate.training.replica import build_model
-from quorate.training.task import Task, configure
+from quorate.replica.replica import build_model
+from quorate.task.task import Task, configure
 from training.test_skipping import Poisoned
 
 TOP_K = {"top_k": 0.1}

@@ -10,7 +10,7 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from bits.test_bits import CASES, alone, quick_for
-from quorate.training.task import Task
+from quorate.task.task import Task
 from training.test_skipping import Poisoned
 
 pytestmark = pytest.mark.usefixtures("unmeasured")

@@ -10,7 +10,7 @@ import pytest
 
 import gang
 from quorate.spec.load import load_job
-from quorate.training.source import load_task_type
+from quorate.task.source import load_task_type
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
 

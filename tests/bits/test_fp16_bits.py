@@ -10,14 +10,14 @@ from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
-from quorate.training.device import Device
+from cuda.recording_capture import RecordingCapture
+from quorate.replica.device import Device
+from quorate.replica.replica import Replica
+from quorate.task.run_mode import RunMode
+from quorate.task.task import Task
 from quorate.training.pending_steps import LAG
-from quorate.training.replica import Replica
-from quorate.training.run_mode import RunMode
-from quorate.training.task import Task
-from training.away_device import AwayDevice
+from replica.away_device import AwayDevice
 from training.recorded import Run, on_one_and_on_three, run
-from training.recording_capture import RecordingCapture
 from training.test_skipping import PoisonedPoints
 
 pytestmark = pytest.mark.usefixtures("unmeasured")

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import gang
 from bits import bit_tasks as tasks
 from bits.test_ddp_bits import CLOSE, far
-from quorate.training.task import Task
+from quorate.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

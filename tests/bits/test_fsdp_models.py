@@ -17,7 +17,7 @@ from bits.test_fsdp_bits import KEYS, Block, Exact, Tower, train
 from quorate.core.errors import TaskError
 from quorate.strategies.gangs.fsdp import check_fused
 from quorate.strategies.gangs.sharded_model import check_units
-from quorate.training.task import Task
+from quorate.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

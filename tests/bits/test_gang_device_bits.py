@@ -12,8 +12,8 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from bits import test_fsdp_bits as fsdp
-from quorate.training.cuda_device import CudaDevice
-from quorate.training.device import Device
+from quorate.cuda.device import CudaDevice
+from quorate.replica.device import Device
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

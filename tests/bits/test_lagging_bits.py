@@ -11,8 +11,8 @@ from torch import nn
 import gang
 import quorate
 from bits import bit_tasks as tasks
-from quorate.training.task import Task
-from training.away_device import AwayDevice
+from quorate.task.task import Task
+from replica.away_device import AwayDevice
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

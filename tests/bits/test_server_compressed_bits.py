@@ -13,7 +13,7 @@ from bits import bit_tasks as tasks
 from bits.sparse_tasks import Embeddings
 from bits.test_compressed_bits import BITS, COMPRESS, TASKS, TOP_K, named
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.training.task import Task
+from quorate.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

@@ -7,13 +7,13 @@ import torch
 
 import gang
 from bits import bit_tasks as tasks
+from cuda.host_memory import HostMemory
+from quorate.collectives.memory import NotShareable
 from quorate.core.errors import RunError
-from quorate.reduce.memory import NotShareable
+from quorate.replica.device import CPU, Device
 from quorate.spec.device import kind_of
-from quorate.training.device import CPU, Device
-from quorate.training.task import Task
+from quorate.task.task import Task
 from quorate.worker import assembly
-from reduce.host_memory import HostMemory
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

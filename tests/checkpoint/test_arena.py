@@ -5,7 +5,7 @@ import torch
 
 from quorate.checkpoint import tensor_file as arena_module
 from quorate.checkpoint.tensor_file import DTYPES, SPARE, Arena, TensorFile, tensors_in
-from quorate.training.device import same_bits
+from quorate.replica.device import same_bits
 
 
 def tensors() -> dict[str, torch.Tensor]:

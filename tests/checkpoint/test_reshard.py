@@ -21,7 +21,7 @@ from quorate.checkpoint.store import CheckpointFolder, CheckpointStore
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import Encoded, check_pieces, check_written, decode, encode
 from quorate.core.errors import CheckpointError
-from quorate.training.device import same_bits
+from quorate.replica.device import same_bits
 from sealing import cipher
 
 SHAPES = st.lists(st.integers(0, 6), min_size=1, max_size=3).map(tuple)

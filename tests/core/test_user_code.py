@@ -58,11 +58,11 @@ def run(inner):
 
 def test_a_call_back_into_quorate_ends_at_the_users_line() -> None:
     """`self.log` may raise, and says why; where in our code it does so helps nobody."""
-    ours = code_in(f"{PACKAGE}/training/task.py", "def run():\n    raise ValueError('no number')")
+    ours = code_in(f"{PACKAGE}/task/task.py", "def run():\n    raise ValueError('no number')")
     users = code_in("/home/someone/task.py", "def run(ours):\n    ours()")
     trace = caught(lambda: users(ours)).traceback
     assert "/home/someone/task.py" in trace
-    assert "training/task.py" not in trace
+    assert "task/task.py" not in trace
     assert trace.endswith("ValueError: no number")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gang
-from quorate.training.source import load_task_type
+from quorate.task.source import load_task_type
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/metrics.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import gang
-from quorate.training.own_run import Run
-from quorate.training.source import load_task_type
+from quorate.own_loop.run import Run
+from quorate.task.source import load_task_type
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/own-loop.md").read_text()
 

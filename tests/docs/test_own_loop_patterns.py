@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from docs.blocks import blocks_of
-from quorate.training.own_loop import own_loop_of
+from quorate.own_loop.loop import own_loop_of
 from training.recorded import run
 
 BEGINNING, *PATTERNS = [block.text for block in blocks_of("docs/how-to/own-loop-patterns.md")]

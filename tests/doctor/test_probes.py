@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quorate.doctor.software import _try_torch, probe_torch
-from quorate.training.device import Device
+from quorate.replica.device import Device
 
 
 @pytest.mark.parametrize(

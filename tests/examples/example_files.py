@@ -12,8 +12,8 @@ import torch
 
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_job
-from quorate.training.source import load_task_type
-from quorate.training.task import Task
+from quorate.task.source import load_task_type
+from quorate.task.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

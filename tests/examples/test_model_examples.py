@@ -14,8 +14,8 @@ from examples.example_files import EXAMPLES, example
 from gpt2 import Gpt2
 from quorate.data.collate import collate
 from quorate.spec.load import load_job
-from quorate.training.source import load_task_type
-from quorate.training.task import Task, configure
+from quorate.task.source import load_task_type
+from quorate.task.task import Task, configure
 from resnet import Basic, Bottleneck, ResNet
 from vit import VisionTransformer
 

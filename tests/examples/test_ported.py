@@ -9,7 +9,7 @@ import pytest
 
 import gang
 from examples.example_files import EXAMPLES
-from quorate.training.source import load_task_type
+from quorate.task.source import load_task_type
 
 PORTED = EXAMPLES / "ported"
 README = (PORTED / "README.md").read_text()

@@ -19,7 +19,7 @@ class Plain(Tiny):
 """
 AWAY = """
 
-from quorate.training.device import Device
+from quorate.replica.device import Device
 
 
 class Memory:

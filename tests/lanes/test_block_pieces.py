@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quorate.collectives.block_sums import pieces_of, plan_blocks
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.lanes.chunks import cut, summation_order
-from quorate.reduce.block_sums import pieces_of, plan_blocks
 
 SHAPES = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["float32", "float64"])), min_size=1, max_size=8)
 

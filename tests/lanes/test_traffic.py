@@ -1,7 +1,7 @@
 import pytest
 
 from quorate.lanes.chunks import host_lanes
-from quorate.training.footprint import Traffic, ring_traffic
+from quorate.replica.footprint import Traffic, ring_traffic
 
 
 @pytest.mark.parametrize(("lanes", "workers"), [(1, 1), (2, 2), (4, 4), (8, 2), (7, 3), (5, 5)])

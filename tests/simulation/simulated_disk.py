@@ -18,9 +18,9 @@ from quorate.checkpoint.tensor_file import Arena, TensorFile, tensors_in
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.errors import CheckpointError
 from quorate.core.generation import Cursor, Generation
+from quorate.replica.state_layout import Gather, HeldState, Parts, Replicated
 from quorate.storage.atomic import Buffer
-from quorate.training.progress import Progress
-from quorate.training.state_layout import Gather, HeldState, Parts, Replicated
+from quorate.task.progress import Progress
 from simulation.invariants import Referee, Watched
 from simulation.task import BEGINNING, Holding
 

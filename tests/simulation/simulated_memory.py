@@ -1,4 +1,4 @@
-"""Memory that the simulated workers of one host share, as reduce/meeting.py has them share it.
+"""Memory that the simulated workers of one host share, as collectives/shared_memory.py has them share it.
 
 Nothing fences it: a worker that was stopped and wakes up writes to what it holds. Two things keep that from a later
 generation. Each has memory of its own, so what an older one holds is read by nobody; and whoever counts as lost is

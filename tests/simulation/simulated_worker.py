@@ -36,11 +36,11 @@ from quorate.core.generation import (
 from quorate.core.timing import Timing
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import CheckpointSpec
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
 from quorate.training.audit import AuditNote, AuditPlan, AuditRecord, Doubt, LaneAudit, Outcome
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.lane import LaneResult
-from quorate.training.progress import Progress
 from quorate.training.save import LOOK, SaveContext
 from quorate.training.strategy import Agreement, Save, StepRequest
 from quorate.wire.proto import coordinator_pb2 as pb

@@ -10,7 +10,7 @@ from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.errors import AttemptGone, QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
-from quorate.training.progress import Progress
+from quorate.task.progress import Progress
 from simulation.clock import HostClock, Process, VirtualClock
 from simulation.invariants import InvariantBroken, Referee
 from simulation.network import Network, Weather

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from collectives.rings import everywhere, memory_rings
 from plain_gradients import plain_gradients
+from quorate.collectives.ring import Ring
 from quorate.core.errors import PeerLost
-from quorate.reduce.ring import Ring
 from quorate.strategies.ring import OverlappedReducer
-from reduce.rings import everywhere, memory_rings
 from wire.pairs import wait_until, within
 
 WORKERS = 2

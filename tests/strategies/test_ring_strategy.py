@@ -14,23 +14,23 @@ from torch import nn
 import gang
 from bits import bit_tasks
 from plain_gradients import plain_gradients
+from quorate.collectives import reduction
 from quorate.core.errors import LossError, PeerLost, ReplicasDiffer, UnsupportedModelError
 from quorate.core.generation import Member
 from quorate.data.ledger import Tally
-from quorate.reduce import reduction
+from quorate.replica.buffers import Buffers
+from quorate.replica.device import CPU, Device, same_bits
+from quorate.replica.losses import LossSum
+from quorate.replica.settings import Settings
 from quorate.strategies.agreement import NOTES_INDEX, StepAgreement, WorkerNote, pack, unpack
 from quorate.strategies.ring import RingStrategy, StepParts
+from quorate.task.task import Task
 from quorate.training.activity import Activity
-from quorate.training.buffers import Buffers
-from quorate.training.device import CPU, Device, same_bits
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult
-from quorate.training.losses import LossSum
-from quorate.training.settings import Settings
 from quorate.training.strategy import Agreement, StepRequest
-from quorate.training.task import Task
 from quorate.training.update import Update
-from training.counting_device import CountingDevice, ReadsPast
+from replica.counting_device import CountingDevice, ReadsPast
 
 
 class Tables(nn.Module):

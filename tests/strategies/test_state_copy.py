@@ -14,21 +14,21 @@ from torch import nn
 
 import gang
 from bits.bit_tasks import Adam, Regression
+from collectives.rings import memory_links, ring_of
 from quorate.checkpoint.tree import Encoded, decode, encode
+from quorate.collectives.ring import Ring
 from quorate.core.errors import ReplicasDiffer, WorkerUnfit
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.machine import fresh_memory
-from quorate.reduce.ring import Ring
+from quorate.replica.device import CPU, Device
+from quorate.replica.replica import Replica
+from quorate.replica.state_layout import Gather, HeldState, Parts, Replicated, StateLayout
 from quorate.strategies import state_copy
 from quorate.strategies.state_copy import align
+from quorate.task.progress import Progress
+from quorate.task.task import Task, configure
 from quorate.training.activity import Activity
-from quorate.training.device import CPU, Device
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
-from quorate.training.state_layout import Gather, HeldState, Parts, Replicated, StateLayout
-from quorate.training.task import Task, configure
-from reduce.rings import memory_links, ring_of
-from training.counting_device import CountingDevice
+from replica.counting_device import CountingDevice
 from wire.pairs import within
 
 AHEAD = Progress().after_step(8)

@@ -13,21 +13,21 @@ from torch import nn
 
 import gang
 from bits.bit_tasks import Momentum, Points
+from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.core.errors import LeaseExpired, LinkError, LossError
 from quorate.core.generation import Generation, GenerationId, Member, Role
 from quorate.data.ledger import Tally
 from quorate.data.sampler import LaneSampler
 from quorate.lanes.chunks import host_lanes
-from quorate.reduce.endpoint import Endpoint, Listeners
+from quorate.replica.gradients import Gradients
+from quorate.replica.losses import LossSum
+from quorate.replica.replica import Replica
+from quorate.replica.state_watch import StateWatch
 from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
+from quorate.task.task import configure
 from quorate.training.activity import Activity
-from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult
-from quorate.training.losses import LossSum
-from quorate.training.replica import Replica
-from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
-from quorate.training.task import configure
 from quorate.training.update import Update
 from quorate.wire.handshake import Credentials
 from strategies.toy_strategy import ToyFactory, ToyServer

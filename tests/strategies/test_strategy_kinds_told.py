@@ -6,9 +6,9 @@ import pytest
 
 import gang
 from bits.bit_tasks import Adam
+from quorate.replica.replica import Replica
 from quorate.strategies.kinds import strategy_factory
-from quorate.training.replica import Replica
-from quorate.training.task import configure
+from quorate.task.task import configure
 
 
 @pytest.mark.parametrize(

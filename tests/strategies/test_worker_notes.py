@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from quorate.data.indices import NO_INDICES, indices_of
 from quorate.data.ledger import NOTHING, Tally
+from quorate.replica.losses import LossSum
 from quorate.strategies.agreement import WorkerNote
 from quorate.training.lane import LaneResult
-from quorate.training.losses import LossSum
 from quorate.training.strategy import Save, StepRequest
 
 names = st.text(max_size=5)

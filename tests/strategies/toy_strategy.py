@@ -7,23 +7,23 @@ from typing import Any
 
 import torch
 
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.memory import GradientMemory
+from quorate.collectives.reduction import sum_lanes
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Member, Role
 from quorate.core.spans import SpanRecorder
 from quorate.observe.events import LinksMeasured
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.memory import GradientMemory
-from quorate.reduce.reduction import sum_lanes
+from quorate.replica.flat_gradients import FlatGradients
+from quorate.replica.gradients import gradient_plan
+from quorate.replica.replica import Replica
+from quorate.replica.state_layout import Replicated
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests
-from quorate.training.flat_gradients import FlatGradients
-from quorate.training.gradients import gradient_plan
 from quorate.training.lane import LaneResult
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
-from quorate.training.state_layout import Replicated
 from quorate.training.strategy import Agreement, StepRequest
 from quorate.training.update import Update
 

@@ -19,7 +19,7 @@ from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Controls, Launch, Supervisor
-from quorate.training.run_mode import RunMode
+from quorate.task.run_mode import RunMode
 from quorate.worker.assignment import Assignment
 
 

@@ -11,7 +11,7 @@ from made_events import fields_of
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.observe.event import Event
 from quorate.observe.events import read_event
-from quorate.training.task import Task
+from quorate.task.task import Task
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,16 @@ from quorate.checkpoint.tree import encode
 from quorate.core.digests import weights_digest
 from quorate.core.errors import PeerLost
 from quorate.observe.event import Event
+from quorate.replica.device import digests, same_bits
+from quorate.replica.replica import Replica
+from quorate.replica.state_layout import Replicated
 from quorate.spec.job import CheckpointSpec, EvaluateSpec
+from quorate.task.progress import Progress
+from quorate.task.task import Task, configure
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.device import digests, same_bits
 from quorate.training.lane import LaneResult
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
 from quorate.training.save import OngoingSave, SaveContext
-from quorate.training.state_layout import Replicated
 from quorate.training.strategy import Agreement, StepRequest
-from quorate.training.task import Task, configure
 
 Given = TypeVar("Given")
 

@@ -15,8 +15,8 @@ import gang
 from bits.bit_tasks import Regression
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import MetricError
+from quorate.replica.replica import Replica
 from quorate.training.measurement import compute, take_states
-from quorate.training.replica import Replica
 from training.test_sanity_check import refused
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, UnsupportedModelError
 from quorate.core.generation import Member
 from quorate.lanes.chunks import host_lanes
+from quorate.replica.losses import LossSum
 from quorate.training.audit import AuditNote, AuditPlan, AuditRecord, Doubt, LaneAudit, Outcome, Verdict, verdict
 from quorate.training.lane import LaneResult
-from quorate.training.losses import LossSum
 
 counts = st.integers(1, 8).flatmap(lambda lanes: st.tuples(st.just(lanes), st.integers(1, lanes)))
 

@@ -15,9 +15,9 @@ from torch import nn
 
 import gang
 from bits import bit_tasks
+from quorate.own_loop.loop import own_loop_of
+from quorate.own_loop.run import Run
 from quorate.training.loop import Loop
-from quorate.training.own_loop import own_loop_of
-from quorate.training.own_run import Run
 from training import recorded
 
 pytestmark = pytest.mark.usefixtures("unmeasured")

@@ -24,13 +24,13 @@ from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, 
 from quorate.core.generation import Cursor
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved
+from quorate.replica.device import digests
+from quorate.replica.state_layout import Replicated
 from quorate.spec.job import CheckpointSpec
 from quorate.training import checkpointer as checkpointer_module
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.device import digests
 from quorate.training.save import SaveContext
 from quorate.training.save_decisions import Action
-from quorate.training.state_layout import Replicated
 from training.saving_workers import Crew, Gate, Hand, assert_loads, at, await_true, best_at, opened_in_the_end, state_of
 
 real_write = FolderAttempt.write

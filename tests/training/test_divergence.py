@@ -13,9 +13,9 @@ from torch import nn
 
 import gang
 from quorate.core.errors import ReplicasDiffer
+from quorate.replica.replica import Replica
+from quorate.task.task import Task
 from quorate.training.divergence import CYCLE, ReplicaDigests, Voucher, compare_replicas, divergence
-from quorate.training.replica import Replica
-from quorate.training.task import Task
 
 
 class Odd(nn.Module):

@@ -12,12 +12,12 @@ import pytest
 import gang
 from bits import bit_tasks as tasks
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.task.progress import Progress
+from quorate.task.run_mode import RunMode
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.loop import Loop
-from quorate.training.progress import Progress
-from quorate.training.run_mode import RunMode
 from quorate.training.save import Draft
-from training.away_device import AwayDevice
+from replica.away_device import AwayDevice
 from training.recorded import Run, run
 from training.test_lagging import SCHEDULED, PoisonedAdam, poisoned_steps
 from training.test_skipping import skipped

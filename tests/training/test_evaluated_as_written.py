@@ -8,7 +8,7 @@ import torch
 
 import gang
 from bits import bit_tasks as tasks
-from quorate.training.device import CPU, Device, Model
+from quorate.replica.device import CPU, Device, Model
 from training.recorded import run
 
 pytestmark = pytest.mark.usefixtures("unmeasured")

@@ -13,8 +13,8 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.digests import derive_seed
-from quorate.training.device import Device, digests
-from quorate.training.task import Task
+from quorate.replica.device import Device, digests
+from quorate.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

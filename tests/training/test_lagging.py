@@ -15,10 +15,10 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import LeaseExpired
+from quorate.task.task import Task
 from quorate.training.pending_steps import LAG
 from quorate.training.strategy import StepRequest
-from quorate.training.task import Task
-from training.away_device import AwayDevice
+from replica.away_device import AwayDevice
 from training.recorded import on_one_and_on_three, run
 from training.test_skipping import KEYS, POISONED, PoisonedPoints, batches, saved_state, skipped
 

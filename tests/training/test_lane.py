@@ -12,12 +12,12 @@ import gang
 from plain_gradients import plain_gradients
 from quorate.core.errors import LossError, UserCodeError
 from quorate.core.failure import Failure
+from quorate.replica.losses import LossSum, not_finite
+from quorate.replica.replica import Replica
+from quorate.replica.state_watch import StateWatch
+from quorate.task.task import Task
 from quorate.training.activity import Activity
 from quorate.training.lane import LaneRunner
-from quorate.training.losses import LossSum, not_finite
-from quorate.training.replica import Replica
-from quorate.training.state_watch import StateWatch
-from quorate.training.task import Task
 
 
 class Given(Task):

@@ -10,9 +10,9 @@ import torch
 from quorate.core.generation import COMPUTE, DATA, Cursor
 from quorate.data.indices import indices_of
 from quorate.data.samples import Batch
+from quorate.replica.device import Device
 from quorate.training import activity as activity_module
 from quorate.training.activity import Activity
-from quorate.training.device import Device
 from quorate.training.hosted_lanes import LaneReader
 
 HOSTED = range(1, 3)

@@ -11,7 +11,7 @@ import gang
 from bits import bit_tasks
 from quorate.data.ledger import Tally, total
 from quorate.observe.events import RunBegan
-from quorate.training.task import Task
+from quorate.task.task import Task
 from training import loop_tasks as tasks
 from training.recorded import on_one_and_on_three, run
 

@@ -16,7 +16,7 @@ from quorate.core.digests import derive_seed
 from quorate.data.bad_sample import BadSample
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
-from quorate.training.task import Task
+from quorate.task.task import Task
 from quorate.worker.assembly import sampler_of
 from training.recorded import Run, run
 

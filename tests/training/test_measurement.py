@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from quorate.core.errors import MetricError, UserCodeError
-from quorate.training.device import CPU
+from quorate.replica.device import CPU
+from quorate.task.task import Task
 from quorate.training.measurement import measured
-from quorate.training.task import Task
 
 
 class Gives(Task):

@@ -8,12 +8,12 @@ import torch
 
 import gang
 from bits.bit_tasks import Momentum
+from quorate.cuda.device import CudaDevice
 from quorate.observe.event import DeviceMemoryUse
 from quorate.observe.screen import summary_rows
-from quorate.training.cuda_device import CudaDevice
-from quorate.training.device import CPU
+from quorate.replica.device import CPU
 from quorate.training.memory_watch import MemoryWatch
-from training.away_device import AwayDevice
+from replica.away_device import AwayDevice
 from training.recorded import run
 
 GIB = 2**30

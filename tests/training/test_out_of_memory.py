@@ -13,8 +13,8 @@ import gang
 from quorate.core.errors import JobFileError
 from quorate.core.generation import Cursor
 from quorate.strategies.agreement import shortage_of
+from quorate.task.progress import Progress
 from quorate.training.lane import LaneResult
-from quorate.training.progress import Progress
 from quorate.training.strategy import Shortage
 from training.shortage_tasks import Held, Scarce
 

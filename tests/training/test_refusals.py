@@ -12,8 +12,8 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import TaskError
-from quorate.training.replica import Replica, check_repeatable
-from quorate.training.task import Task
+from quorate.replica.replica import Replica, check_repeatable
+from quorate.task.task import Task
 
 
 class BuiltWithoutSeed(tasks.Regression):

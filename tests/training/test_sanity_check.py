@@ -13,10 +13,10 @@ from torch import nn
 import gang
 from bits.bit_tasks import Points, Regression
 from quorate.core.errors import QuorateError, TaskError, UserCodeError
+from quorate.replica.replica import Replica
+from quorate.task.task import Task
 from quorate.training import evaluation as checked
 from quorate.training.evaluation import sanity_check_evaluation
-from quorate.training.replica import Replica
-from quorate.training.task import Task
 from quorate.worker.assembly import build_samples, evaluation_plan
 
 Answer = Callable[["Tried", nn.Module, Any], Any]

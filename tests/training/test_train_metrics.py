@@ -14,7 +14,7 @@ from bits.bit_tasks import BatchNormAndDropout, NoisyOptimizer, Regression
 from quorate.core.errors import TaskError
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
-from quorate.training.task import Task
+from quorate.task.task import Task
 from quorate.worker.assembly import build_samples
 
 

@@ -5,10 +5,10 @@ from torch import nn
 
 import gang
 from quorate.observe.screen import summary_rows
-from quorate.training.device import CPU
-from quorate.training.replica import Replica
-from quorate.training.task import Task
-from training.away_device import AwayDevice
+from quorate.replica.device import CPU
+from quorate.replica.replica import Replica
+from quorate.task.task import Task
+from replica.away_device import AwayDevice
 
 
 class Convolving(Task):

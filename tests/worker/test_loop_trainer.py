@@ -15,8 +15,8 @@ from quorate.data.sampler import Source
 from quorate.observe.event import DeviceMemoryUse
 from quorate.observe.events import LinksMeasured
 from quorate.spec.tracking import TrackSpec
+from quorate.task.progress import Best, Progress
 from quorate.training.audit import AuditRecord
-from quorate.training.progress import Best, Progress
 from quorate.training.strategy import Save, StepRequest
 from quorate.worker import session
 from quorate.worker.assignment import Assignment

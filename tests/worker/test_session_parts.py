@@ -8,10 +8,10 @@ import command_task
 import gang
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import TaskError
-from quorate.training.own_loop import own_loop_of
-from quorate.training.replica import Replica
-from quorate.training.run_mode import RunMode
-from quorate.training.task import configure
+from quorate.own_loop.loop import own_loop_of
+from quorate.replica.replica import Replica
+from quorate.task.run_mode import RunMode
+from quorate.task.task import configure
 from quorate.worker.assembly import SessionParts, build_samples, check_evaluable
 from training import own_loops
 

@@ -53,7 +53,7 @@ from quorate.storage.atomic import move_into_place, temporary_of, write_atomical
 from quorate.storage.run_folder import RunFolder, why_untrusted
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch
-from quorate.training.run_mode import RunMode
+from quorate.task.run_mode import RunMode
 
 log = logging.getLogger(__name__)
 
@@ -451,7 +451,7 @@ def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[TensorDifference]:
     import torch
 
-    from quorate.training.device import same_bits
+    from quorate.replica.device import same_bits
 
     first, second = dict(_tensors(left)), dict(_tensors(right))
     for name in {**first, **second}:

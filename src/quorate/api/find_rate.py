@@ -30,7 +30,7 @@ from quorate.spec.rules import checked_job
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch
-from quorate.training.run_mode import RunMode
+from quorate.task.run_mode import RunMode
 
 SMOOTHING = 0.98
 DIVERGED = 4.0
@@ -79,7 +79,7 @@ def find_rate(
         )
     place = TaskLocation(spec.task)
     with place.loaded(spec.seed) as task_type:
-        from quorate.training.task import parameters_of
+        from quorate.task.task import parameters_of
 
         name = _rate_param(task_type.__name__, parameters_of(task_type), spec.params, param)
     # The job is one step longer, since an evaluation comes at its end; its last rate lies as far beyond the test's.

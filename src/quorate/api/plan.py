@@ -17,11 +17,7 @@ from quorate.data.samples import Samples, batch_of
 from quorate.lanes.buckets import plan_buckets
 from quorate.lanes.chunks import host_lanes
 from quorate.observe.quantities import plural, size
-from quorate.spec.device import kind_of, workers_here
-from quorate.spec.job import JobSpec
-from quorate.spec.keys import AUTO_BATCH
-from quorate.spec.resolved import ResolvedJob
-from quorate.training.footprint import (
+from quorate.replica.footprint import (
     Footprint,
     ModuleSize,
     Part,
@@ -31,7 +27,11 @@ from quorate.training.footprint import (
     footprint,
     ring_traffic,
 )
-from quorate.training.task import HostedLoop, Task, configure
+from quorate.spec.device import kind_of, workers_here
+from quorate.spec.job import JobSpec
+from quorate.spec.keys import AUTO_BATCH
+from quorate.spec.resolved import ResolvedJob
+from quorate.task.task import HostedLoop, Task, configure
 from quorate.worker.assembly import build_samples
 
 SPARE = 0.1

@@ -224,9 +224,9 @@ def model_of(
     `averaged`: with the averages of the parameters or the parameters themselves; None as the job evaluates.
     """
     from quorate.data.streams import preserved_generators
-    from quorate.training.own_loop import own_loop_of
-    from quorate.training.replica import Replica
-    from quorate.training.task import configure
+    from quorate.own_loop.loop import own_loop_of
+    from quorate.replica.replica import Replica
+    from quorate.task.task import configure
 
     spec = recorded_job(run).spec
     if averaged:

@@ -44,7 +44,7 @@ from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch, Supervisor
-from quorate.training.run_mode import PAUSED, RunMode
+from quorate.task.run_mode import PAUSED, RunMode
 
 log = logging.getLogger(__name__)
 

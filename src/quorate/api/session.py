@@ -65,7 +65,7 @@ from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import forget_asked, forget_submission
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch
-from quorate.training.run_mode import MICRO_BATCH, PAUSED, RunMode
+from quorate.task.run_mode import MICRO_BATCH, PAUSED, RunMode
 from quorate.wire.certificates import refuse_without_library
 
 log = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ class TaskLocation:
         Modules of the same names may be here, of another run or of the project as it is now: they are as before
         afterwards, and neither gets the other's. What code imports inside a function, it imports within the block.
         """
-        from quorate.training.source import load_task_type
+        from quorate.task.source import load_task_type
 
         file = TaskReference.parse(self.reference).file
         folder = self.kept.folder if self.kept is not None else None if file is None else file.parent

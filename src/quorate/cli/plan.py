@@ -16,7 +16,7 @@ from quorate.observe.quantities import blocks_for, plural, size, sparkline
 if TYPE_CHECKING:  # torch and rich, which a help text does without
     from quorate.api.plan import Plan
     from quorate.cli.layout import Page
-    from quorate.training.footprint import Spread
+    from quorate.replica.footprint import Spread
 
 MOST_MODULES = 8
 

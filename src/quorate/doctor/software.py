@@ -182,7 +182,7 @@ def _try_torch() -> TorchFacts:
     try:
         import torch
 
-        from quorate.training.device import CPU, canary
+        from quorate.replica.device import CPU, canary
 
         CPU.pin(1, deterministic=True)
         has_nccl = torch.cuda.is_available() and torch.distributed.is_nccl_available()
@@ -203,7 +203,7 @@ def _try_torch() -> TorchFacts:
 def _cuda_devices() -> tuple[str, ...]:
     import torch
 
-    from quorate.training.cuda_device import oldest_capability
+    from quorate.cuda.device import oldest_capability
 
     try:
         found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]

@@ -120,8 +120,8 @@ class ImportedTask:
 
     def __init__(self, message: dict[str, Any]) -> None:
         from quorate.data.streams import have_drawn_since
-        from quorate.training.device import CPU
-        from quorate.training.source import import_seed, load_task_type
+        from quorate.replica.device import CPU
+        from quorate.task.source import import_seed, load_task_type
         from quorate.worker import process  # noqa: F401
 
         self.search_path: list[str] = message["search_path"]
@@ -138,15 +138,15 @@ class ImportedTask:
 
     def check(self, message: dict[str, Any]) -> None:
         """Refuse parameters that do not fit."""
-        from quorate.training.task import configure
+        from quorate.task.task import configure
 
         configure(self.type, message["params"], message["job_source"], message["seed"])
 
     def found(self, message: dict[str, Any]) -> Prepared:
         """What the bits depend on here, and what the task names."""
-        from quorate.training.device import CPU
-        from quorate.training.source import imported_versions
-        from quorate.training.task import callbacks_of
+        from quorate.replica.device import CPU
+        from quorate.task.source import imported_versions
+        from quorate.task.task import callbacks_of
 
         facts = CPU.facts(message["threads"], message["deterministic"])
         if message["device"] != CPU.name:
@@ -158,13 +158,13 @@ class ImportedTask:
         return Prepared(facts | {SOURCE: source.digest}, source, tuple(callbacks_of(self.type)))
 
     def source(self) -> TaskSource:
-        from quorate.training.source import task_source
+        from quorate.task.source import task_source
 
         return task_source(self.type)
 
     def why_stale(self, seed: int | None) -> str:
         """Why a new process would have another task, if it would."""
-        from quorate.training.source import changed_file
+        from quorate.task.source import changed_file
 
         if seed != self.seed and (self.draws or any(map(_LOOKS_AT_SEED.search, self.source().files.values()))):
             return f"its module draws numbers when it is imported, and the seed was {self.seed}"

@@ -19,20 +19,20 @@ from operator import or_
 
 import torch
 
+from quorate.collectives.reduction import sum_lanes
 from quorate.core.errors import LinkError, LossError, UnsupportedModelError
 from quorate.core.failure import name_samples
 from quorate.core.generation import Member, Role
 from quorate.data.indices import NO_INDICES, indices_of
 from quorate.data.ledger import NOTHING, Tally, total
 from quorate.lanes.buckets import LANE_0, MEAN
-from quorate.reduce.reduction import sum_lanes
+from quorate.replica.buffers import Buffers
+from quorate.replica.device import CPU, Device, digests
+from quorate.replica.losses import LossSum, called, not_finite, summed
+from quorate.replica.settings import Settings
 from quorate.training.audit import AuditNote, LaneAudit
-from quorate.training.buffers import Buffers
-from quorate.training.device import CPU, Device, digests
 from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, compare_replicas, divergence
 from quorate.training.lane import LaneResult
-from quorate.training.losses import LossSum, called, not_finite, summed
-from quorate.training.settings import Settings
 from quorate.training.strategy import NOTHING_ASKED, Agreement, Save, Shortage, Skipped, StepRequest
 
 log = logging.getLogger(__name__)

@@ -8,16 +8,16 @@ from typing import Protocol
 import torch
 
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.reduction import Reduction
 from quorate.core.generation import Role
 from quorate.observe.events import BlocksPlaced, LinksMeasured
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.reduction import Reduction
+from quorate.replica.gradients import Gradients
+from quorate.replica.replica import Replica, Sharding
+from quorate.replica.state_layout import StateLayout
 from quorate.spec.job import JobSpec
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
-from quorate.training.gradients import Gradients
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica, Sharding
-from quorate.training.state_layout import StateLayout
 from quorate.training.strategy import Strategy
 from quorate.training.update import Update
 

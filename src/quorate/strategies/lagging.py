@@ -16,13 +16,13 @@ from operator import or_
 import torch
 
 from quorate.lanes.buckets import MEAN
+from quorate.replica.gradients import Gradients
+from quorate.replica.loss_scale import judged
+from quorate.replica.losses import GivenLoss
+from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
-from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, fill_in, unread_scalars
-from quorate.training.loss_scale import judged
-from quorate.training.losses import GivenLoss
-from quorate.training.replica import Replica
 from quorate.training.strategy import Agreement, Lag, PendingStep, StepRequest
 from quorate.training.update import Update
 

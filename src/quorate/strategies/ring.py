@@ -10,25 +10,25 @@ from typing import NamedTuple
 
 import torch
 
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.memory import GradientMemory
+from quorate.collectives.reduction import Reduction
 from quorate.core.generation import EXCHANGE, OTHERS, Member
 from quorate.lanes.buckets import Bucket
 from quorate.observe.events import LinksMeasured
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.memory import GradientMemory
-from quorate.reduce.reduction import Reduction
+from quorate.replica.device import Device
+from quorate.replica.flat_gradients import FlatGradients
+from quorate.replica.gradients import Gradients, LoneGradients, gradient_plan
+from quorate.replica.replica import Replica
+from quorate.replica.state_layout import Replicated, StateLayout
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.kinds import Holdings
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
-from quorate.training.device import Device
 from quorate.training.divergence import ReplicaDigests
-from quorate.training.flat_gradients import FlatGradients
-from quorate.training.gradients import Gradients, LoneGradients, gradient_plan
 from quorate.training.lane import LaneResult
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
-from quorate.training.state_layout import Replicated, StateLayout
 from quorate.training.strategy import Agreement, Lag, StepRequest, Strategy
 from quorate.training.update import Update
 
@@ -72,7 +72,7 @@ def _connect(
     if device.is_host or not plan:
         return *connect(endpoint, plan, trusts_versions=trusts_versions), None
     # A job on the host imports none of it.
-    from quorate.reduce.device_reduction import DeviceReduction, connect_devices
+    from quorate.cuda.reduction import DeviceReduction, connect_devices
 
     links, memory = connect_devices(endpoint, plan, device.shareable, device.zeros, trusts_versions=trusts_versions)
     return links, memory, links.all_reduce_together if isinstance(links, DeviceReduction) else None

@@ -9,16 +9,16 @@ from itertools import count
 import xxhash
 
 from quorate.checkpoint.tree import Encoded, as_bytes, encoded_in
+from quorate.collectives.reduction import Reduction
 from quorate.core.digests import Buffer
 from quorate.core.errors import WorkerUnfit
 from quorate.core.generation import OTHERS, Generation, name_of
 from quorate.core.machine import fresh_memory
-from quorate.reduce.reduction import Reduction
+from quorate.replica.device import digests
+from quorate.replica.state_layout import StateLayout
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
-from quorate.training.device import digests
 from quorate.training.divergence import COMPARE_INDEX, Voucher, compare_replicas
-from quorate.training.progress import Progress
-from quorate.training.state_layout import StateLayout
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from quorate.supervisor.coordinator_process import CoordinatorProcess, EventFoll
 from quorate.supervisor.growth import Growth, numbers_of_use
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.worker_processes import TICK, EngineLost, WorkerProcesses
-from quorate.training.run_mode import RunMode
+from quorate.task.run_mode import RunMode
 from quorate.wire.certificates import Authority
 from quorate.wire.handshake import COORDINATOR, SUPERVISOR, Identity
 from quorate.worker.assignment import Assignment

@@ -28,7 +28,7 @@ from quorate.observe.notices import EARLY_STOP
 from quorate.spec.tracking import NotifySpec
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder, finite
-from quorate.training.run_mode import PAUSED
+from quorate.task.run_mode import PAUSED
 
 log = logging.getLogger(__name__)
 

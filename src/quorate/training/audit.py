@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, NoReturn
 from quorate.core.digests import content_digest
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, UnsupportedModelError
 from quorate.core.generation import Member, name_of
+from quorate.replica.losses import called
 from quorate.training.lane import LaneResult
-from quorate.training.losses import called
 
 SETTLE_INDEX, WITHDRAW_INDEX, PART_INDEX = 15, 16, 17
 """What is gathered to settle a difference, beside the other messages of a step."""

@@ -14,9 +14,9 @@ from quorate.core.errors import JobError, LossError
 from quorate.core.machine import free_memory
 from quorate.data.feed import Feed
 from quorate.data.sampler import Request, Sampler, Source
+from quorate.replica.device import Device
 from quorate.spec.job import JobSpec
-from quorate.training.device import Device
-from quorate.training.hints import out_of_memory, what_needs_less_memory
+from quorate.task.hints import out_of_memory, what_needs_less_memory
 from quorate.training.lane import LaneRunner
 from quorate.training.strategy import NOTHING_ASKED, Strategy
 

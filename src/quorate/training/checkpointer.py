@@ -29,13 +29,13 @@ from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.errors import CheckpointError, ReplicasDiffer
 from quorate.core.generation import CHECKPOINT, DISK, Cursor, Phase
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
+from quorate.replica.device import CopyOut
+from quorate.replica.state_layout import HeldState, StateLayout
 from quorate.spec.job import CheckpointSpec
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity, Tracer
-from quorate.training.device import CopyOut
-from quorate.training.progress import Progress
 from quorate.training.save import VOID, Draft, OngoingSave, SaveContext, SavePlan
 from quorate.training.save_decisions import Answer, why_void
-from quorate.training.state_layout import HeldState, StateLayout
 from quorate.training.strategy import Strategy
 
 log = logging.getLogger(__name__)

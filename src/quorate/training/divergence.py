@@ -16,9 +16,9 @@ import xxhash
 from quorate.core.digests import first_difference, outvoted, weights_digest
 from quorate.core.errors import ReplicasDiffer, SettingsDiffer
 from quorate.core.generation import OTHERS, Role, names_of
+from quorate.replica.device import Device, digests
+from quorate.replica.replica import Replica
 from quorate.training.activity import Activity
-from quorate.training.device import Device, digests
-from quorate.training.replica import Replica
 
 CYCLE = 64
 """Steps within which every byte of the state is compared."""

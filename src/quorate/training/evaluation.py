@@ -25,9 +25,13 @@ from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan
 from quorate.data.samples import Batch, Samples, batch_of
+from quorate.replica.losses import LossSum, summed
+from quorate.replica.replica import Replica
+from quorate.replica.state_watch import StateWatch
 from quorate.storage.atomic import write_atomically
-from quorate.training.hints import hint_for
-from quorate.training.losses import LossSum, summed
+from quorate.task.hints import hint_for
+from quorate.task.progress import Evaluated, metric_of
+from quorate.task.task import Task, take_log
 from quorate.training.measurement import (
     AccumulatedMetric,
     Measured,
@@ -38,11 +42,7 @@ from quorate.training.measurement import (
     measure,
     take_states,
 )
-from quorate.training.progress import Evaluated, metric_of
-from quorate.training.replica import Replica
-from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Strategy
-from quorate.training.task import Task, take_log
 
 log = logging.getLogger(__name__)
 

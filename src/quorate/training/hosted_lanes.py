@@ -26,12 +26,12 @@ from quorate.data.sampler import (
     planned_requests,
 )
 from quorate.data.samples import Batch
+from quorate.replica.device import Device, digests
 from quorate.spec.job import JobSpec
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit, Outcome
-from quorate.training.device import Device, digests
 from quorate.training.lane import LaneResult, LaneRunner
-from quorate.training.progress import Progress
 
 
 @dataclass(eq=False)
@@ -194,7 +194,7 @@ class HostedLanes:
         try:
             return run()
         except Exception as error:
-            from quorate.training.hints import out_of_memory  # rarely
+            from quorate.task.hints import out_of_memory  # rarely
 
             short = out_of_memory(error) if catches else None
             if short is None:

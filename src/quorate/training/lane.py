@@ -13,13 +13,13 @@ from quorate.core.spans import BACKWARD, FORWARD, SpanRecorder
 from quorate.core.user_code import RAISED, Hint, blame_user_code
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
-from quorate.training.device import Device
-from quorate.training.gradients import Gradients
-from quorate.training.losses import GivenLoss, LossSum, Unread, checked_losses
-from quorate.training.optimizers import SOLE
-from quorate.training.replica import Replica
-from quorate.training.state_watch import StateWatch
-from quorate.training.task import Task, take_log
+from quorate.replica.device import Device
+from quorate.replica.gradients import Gradients
+from quorate.replica.losses import GivenLoss, LossSum, Unread, checked_losses
+from quorate.replica.optimizers import SOLE
+from quorate.replica.replica import Replica
+from quorate.replica.state_watch import StateWatch
+from quorate.task.task import Task, take_log
 
 SEEDS_AHEAD = 32
 ASIDE = -1
@@ -77,7 +77,7 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
             result.losses = result.unread.sums(numbers)
             result.log = {**result.log, **result.unread.logged_sums(numbers)}
             if result.unread.digests:
-                from quorate.training.lane_digest import joined_halves  # where they are asked for
+                from quorate.replica.lane_digest import joined_halves  # where they are asked for
 
                 result.digests = joined_halves([next(numbers) for _ in result.unread.digests])
             result.unread = None
@@ -188,7 +188,7 @@ class LaneRunner:
         if self.ended is not None:
             self.ended(lane if slot is None else ASIDE)
         if self.on_lane is not None:
-            from quorate.training.lane_digest import collected  # where somebody disturbs the worker on purpose
+            from quorate.replica.lane_digest import collected  # where somebody disturbs the worker on purpose
 
             self.on_lane(collected(self.gradients, by_tensor=False)[0])
         if self._record is not None:
@@ -226,7 +226,7 @@ class LaneRunner:
         is_made = result.digests or (result.unread is not None and result.unread.digests)
         if not result.samples or (is_made and not by_tensor):
             return
-        from quorate.training.lane_digest import collected, lane_digests
+        from quorate.replica.lane_digest import collected, lane_digests
 
         groups = collected(self.gradients, by_tensor=False)
         if by_tensor or self._record == "tensors":
@@ -284,7 +284,7 @@ class LaneRunner:
         return losses
 
     def _hint_of(self, batch: MicroBatch) -> Hint:
-        from quorate.training.hints import Share, hint_for  # rarely
+        from quorate.task.hints import Share, hint_for  # rarely
 
         return partial(hint_for, share=Share(batch.samples, batch.batch_samples, self.replica.spec))
 

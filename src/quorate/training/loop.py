@@ -20,21 +20,22 @@ from quorate.data.sampler import (
 )
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, LogMessage, RunBegan, StepCompleted, TrainingBlocks
+from quorate.replica.buffers import notice_of_few_samples
+from quorate.replica.loss_scale import LEAST
+from quorate.replica.replica import Replica
+from quorate.replica.state_watch import StateWatch
 from quorate.spec.job import JobSpec
+from quorate.task.progress import Evaluated, Progress, metric_of
+from quorate.task.run_mode import MICRO_BATCH, RunMode
+from quorate.task.task import notice_of_misspelt
 from quorate.training.activity import Activity, Tracer
 from quorate.training.audit import LaneAudit
-from quorate.training.buffers import notice_of_few_samples
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.hosted_lanes import HostedLanes, LaneReader
 from quorate.training.lane import LaneRunner
-from quorate.training.loss_scale import LEAST
 from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
 from quorate.training.pending_steps import Laps, PendingSteps, Timing, step_completed
-from quorate.training.progress import Evaluated, Progress, metric_of
-from quorate.training.replica import Replica
-from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.training.save import Draft
-from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import (
     NOTHING_ASKED,
     Agreement,
@@ -45,7 +46,6 @@ from quorate.training.strategy import (
     Strategy,
     advanced,
 )
-from quorate.training.task import notice_of_misspelt
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -392,7 +392,7 @@ class Loop:
         if not self.progress.cursor.step:
             pace = None
             if schedulers := self.replica.optimizers.schedulers:
-                from quorate.training.rate_schedule import notice_of_pace
+                from quorate.replica.rate_schedule import notice_of_pace
 
                 pace = notice_of_pace(self.spec.schedule, schedulers.values(), self.sampler)
             misspelt = notice_of_misspelt(type(self.watch.task))

@@ -18,10 +18,10 @@ import torch
 
 from quorate.core.errors import MetricError
 from quorate.core.user_code import given, likely_slip, user_code
-from quorate.training.device import Device, is_scalar
-from quorate.training.hints import hint_for
-from quorate.training.replica import Replica
-from quorate.training.task import Task
+from quorate.replica.device import Device
+from quorate.replica.replica import Replica
+from quorate.task.hints import hint_for
+from quorate.task.task import Task, is_scalar
 
 Sums = dict[str, tuple[float, float]]
 """Name → (sum, count)."""

@@ -7,8 +7,8 @@ from quorate.core.errors import JobError
 from quorate.observe.event import DeviceMemoryUse
 from quorate.observe.events import MemoryRanOut
 from quorate.observe.quantities import gibibytes
+from quorate.replica.device import Device
 from quorate.spec.job import JobSpec
-from quorate.training.device import Device
 from quorate.training.strategy import Shortage
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def more_micro_batches(spec: JobSpec, step: int, shortage: Shortage) -> int:
         return shortage.tried
     samples = -(-spec.batch_size // spec.lanes)
     if shortage.tried >= samples:
-        from quorate.training.hints import what_needs_less_memory  # rarely
+        from quorate.task.hints import what_needs_less_memory  # rarely
 
         raise JobError(
             f"Memory ran out in lane {shortage.lanes[0]} at step {step} with one sample at a time, so there is no "

@@ -27,12 +27,12 @@ from quorate.core.spans import COMMIT, COPY, DIGEST, WRITE, SpanRecorder
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointFailed, CheckpointSaved
+from quorate.replica.device import CPU, CopyOut, Device, digests
+from quorate.replica.state_layout import HeldState
 from quorate.storage.atomic import Buffer
-from quorate.training.device import CPU, CopyOut, Device, digests
+from quorate.task.progress import Progress
 from quorate.training.divergence import Voucher, divergence
-from quorate.training.progress import Progress
 from quorate.training.save_decisions import Action, SaveProgress, decide
-from quorate.training.state_layout import HeldState
 
 log = logging.getLogger(__name__)
 

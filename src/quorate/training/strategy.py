@@ -10,11 +10,11 @@ import torch
 
 from quorate.data.ledger import Tally
 from quorate.observe.event import Event
-from quorate.training.device import Numbers
+from quorate.replica.device import Numbers
+from quorate.replica.loss_scale import Scaling
+from quorate.replica.losses import LossSum
+from quorate.task.progress import Progress
 from quorate.training.lane import LaneResult
-from quorate.training.loss_scale import Scaling
-from quorate.training.losses import LossSum
-from quorate.training.progress import Progress
 
 
 class Save(IntEnum):

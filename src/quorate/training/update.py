@@ -8,14 +8,14 @@ import torch
 from quorate.core.digests import derive_seed
 from quorate.core.generation import APPLY
 from quorate.data.sampler import Sampler
+from quorate.replica.gradients import Gradients
+from quorate.replica.loss_scale import judged
+from quorate.replica.optimizers import SOLE
+from quorate.replica.replica import Replica
+from quorate.replica.state_watch import StateWatch
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit
-from quorate.training.gradients import Gradients
-from quorate.training.loss_scale import judged
-from quorate.training.optimizers import SOLE
-from quorate.training.replica import Replica
-from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Agreement
 
 

@@ -103,7 +103,7 @@ class Asked:
 
 
 def _asked_task(spec: SearchSpec, job: JobSpec, origin: Origin) -> Asked:
-    from quorate.training.task import parameters_of, params_problems
+    from quorate.task.task import parameters_of, params_problems
 
     is_population = isinstance(spec.scheduler, PbtSpec)
     with TaskLocation(job.task).loaded(job.seed) as task_type:
@@ -179,7 +179,7 @@ def _shapes(task_type: type[Any], params: dict[str, Any], seed: int) -> dict[str
     import torch
 
     from quorate.data.streams import preserved_generators
-    from quorate.training.task import configure
+    from quorate.task.task import configure
 
     try:
         with preserved_generators(), torch.device("meta"):

@@ -37,7 +37,7 @@ from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder, write_creation
 from quorate.supervisor.signals import Signals, collecting_signals
-from quorate.training.run_mode import PAUSED
+from quorate.task.run_mode import PAUSED
 
 STOPPING = "stopping"
 """A file of this name in the folder of trials asks all of them to stop."""

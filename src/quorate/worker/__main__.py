@@ -19,8 +19,8 @@ def main() -> int:
         enter_network(assignment.network.namespace)
     refuse_breakpoints()
     # Only now: importing torch takes seconds, in which the parent may die.
-    from quorate.training.device import CPU
-    from quorate.training.source import load_task_type
+    from quorate.replica.device import CPU
+    from quorate.task.source import load_task_type
     from quorate.worker.process import Worker, start_log
 
     start_log(assignment)

@@ -32,26 +32,26 @@ from quorate.data.sampler import (
 from quorate.data.samples import Samples
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
+from quorate.replica.device import CPU, Device
+from quorate.replica.replica import Replica
+from quorate.replica.state_layout import StateLayout
+from quorate.replica.state_watch import StateWatch
 from quorate.spec.device import gpu_of, kind_of
 from quorate.spec.job import JobSpec, RingSpec
 from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, strategy_factory
+from quorate.task.progress import Evaluated, Progress
+from quorate.task.run_mode import RunMode
+from quorate.task.source import load_dataset
+from quorate.task.task import HostedLoop, Task, overrides, sets_of
 from quorate.training.activity import Activity, Tracer
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.device import CPU, Device
 from quorate.training.divergence import check_gradients
 from quorate.training.lane import Captures, LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
-from quorate.training.progress import Evaluated, Progress
-from quorate.training.replica import Replica
-from quorate.training.run_mode import RunMode
 from quorate.training.save import SaveContext
-from quorate.training.source import load_dataset
-from quorate.training.state_layout import StateLayout
-from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest, Strategy
-from quorate.training.task import HostedLoop, Task, overrides, sets_of
 from quorate.training.update import Update
 
 TRAINING = RunMode()
@@ -107,7 +107,7 @@ class SessionParts:
         waits = self.spec.strategy.couples_passes  # for other workers, within a pass
         if capture is None or waits or isinstance(self.task, HostedLoop):
             return Captures()
-        from quorate.training.captured_program import LaneGraphs
+        from quorate.cuda.captured_program import LaneGraphs
 
         return LaneGraphs(self.task, self.replica, capture)
 
@@ -281,8 +281,8 @@ class Assembly:
         make: Callable[..., Loop] = kind
         ended: Callable[[int], None] | None = None
         if isinstance(task, HostedLoop) and strategy.hosted:
-            from quorate.training.own_loop import OwnLoop  # with greenlets
-            from quorate.training.own_rehearsal import TurnsLoop
+            from quorate.own_loop.loop import OwnLoop  # with greenlets
+            from quorate.own_loop.rehearsal import TurnsLoop
 
             assert isinstance(task, OwnLoop)
             make, ended = partial(TurnsLoop, main=task), task.end_lane
@@ -426,7 +426,7 @@ def device_for(spec: JobSpec, member: int, compile_cache: Path | None = None) ->
     gpu = gpus[gpu_of(member, len(gpus))]
     use_gpu(gpu)
     # Imported only here: a job on the CPU never needs it.
-    from quorate.training.cuda_device import CudaDevice, can_compile
+    from quorate.cuda.device import CudaDevice, can_compile
 
     is_sharded = spec.strategy.mesh(1) is not None  # gathers its weights on the way, which is not compiled
     compiles = not is_sharded and (can_compile() if spec.compile == "auto" else spec.compile)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from quorate.core.addresses import LOOPBACK, Network
 from quorate.storage.run_folder import RunFolder
-from quorate.training.run_mode import RunMode
+from quorate.task.run_mode import RunMode
 from quorate.wire.handshake import Identity
 
 Tell = Callable[[int, str, int | None], None]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.collectives.endpoint import Listeners
 from quorate.core.digests import content_digest
 from quorate.core.errors import (
     RunError,
@@ -31,18 +32,17 @@ from quorate.data.fingerprint import fingerprint_in_child
 from quorate.data.sampler import Source, refuse_short
 from quorate.data.samples import Samples
 from quorate.observe.events import LogMessage
-from quorate.reduce.endpoint import Listeners
+from quorate.replica.device import Device, canary, digests
+from quorate.replica.replica import Replica, check_repeatable
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.strategies.kinds import sharding_of
+from quorate.task.imported_anew import swapped_modules, unheard
+from quorate.task.progress import Progress
+from quorate.task.source import task_source
+from quorate.task.task import HostedLoop, Task, configure
 from quorate.training.activity import Activity, Tracer
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.device import Device, canary, digests
-from quorate.training.imported_anew import swapped_modules, unheard
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica, check_repeatable
-from quorate.training.source import task_source
-from quorate.training.task import HostedLoop, Task, configure
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import encode_cursor
 from quorate.worker.assembly import (
@@ -331,7 +331,7 @@ class Worker:
 
     def _try_compiled(self, parts: SessionParts) -> None:
         """A model that cannot be compiled is computed as it is written, unless the job asks for more."""
-        from quorate.training.compile_trial import first_micro_batch, why_not_compiled
+        from quorate.cuda.compile_trial import first_micro_batch, why_not_compiled
 
         is_asked, evaluates_only = self._spec.compile is True, parts.mode.evaluates_only
         batch = None if evaluates_only else first_micro_batch(parts.samples, parts.sampler)

@@ -14,7 +14,7 @@ from quorate.checkpoint.store import CheckpointFolder, Loaded
 from quorate.core.errors import CheckpointError, LinkError, RunError
 from quorate.data.fingerprint import LAYOUT, SAMPLES
 from quorate.spec.job import JobSpec
-from quorate.training.progress import Progress
+from quorate.task.progress import Progress
 from quorate.worker.assembly import SessionParts
 from quorate.worker.assignment import Assignment
 

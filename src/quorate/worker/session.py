@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import COPY, JOIN, REGROUP, Cursor, Generation
@@ -15,11 +16,10 @@ from quorate.core.spans import BUILD
 from quorate.core.timing import Timing
 from quorate.data.sampler import Source
 from quorate.observe.events import StateCopied
-from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.strategies.kinds import Connection
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity, Tracer
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.progress import Progress
 from quorate.training.strategy import NOTHING_ASKED, Save, StepRequest
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import Assembly, Hooks, SessionParts

@@ -22,9 +22,9 @@ from quorate.core.failure import Failure
 from quorate.core.generation import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP
 from quorate.core.machine import is_shortage, why_no_thread
 from quorate.core.user_code import describe, is_attached
+from quorate.replica.device import Device
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.device import Device
 from quorate.worker.assignment import Assignment
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import JobEnded

@@ -7,8 +7,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from collectives.reference import bits, wide_values
+from quorate.collectives.reduction import sum_lanes
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.reduction import sum_lanes
 from quorate.strategies.compression.compressor import (
     Compressor,
     EncodedLane,
@@ -18,7 +19,6 @@ from quorate.strategies.compression.compressor import (
     encode_ascending,
 )
 from quorate.strategies.compression.methods import RUN, EightBits, TopK, count_of
-from reduce.reference import bits, wide_values
 
 METHODS = [TopK(0.1), EightBits()]
 ODD = [0.0, -0.0, 1.0, -1.0, 1e-40, 3e38, math.inf, -math.inf, math.nan, 2.5]

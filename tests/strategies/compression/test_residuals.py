@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from collectives.rings import memory_links, ring_of
 from quorate.core.errors import LinkError, ResidualsLost
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.lanes.buckets import TensorShape, plan_buckets
@@ -16,7 +17,6 @@ from quorate.strategies.compression.compressor import Compressor
 from quorate.strategies.compression.methods import TopK
 from quorate.strategies.compression.residuals import LaneMemory, Residuals
 from quorate.training.activity import Activity
-from reduce.rings import memory_links, ring_of
 from wire.pairs import within
 
 QUIET = Activity(lambda *_: None)

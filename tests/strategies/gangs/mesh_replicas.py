@@ -18,11 +18,11 @@ import gang
 import quorate
 from quorate.checkpoint.pieces import Box
 from quorate.core.generation import MeshShape
+from quorate.replica.device import assign
+from quorate.replica.replica import Replica
+from quorate.replica.state_layout import Replicated
 from quorate.strategies.gangs.sharded_layout import DIMENSIONS, Sharded, box_of
-from quorate.training.device import assign
-from quorate.training.replica import Replica
-from quorate.training.state_layout import Replicated
-from quorate.training.task import configure
+from quorate.task.task import configure
 
 
 class Uneven(quorate.Task):

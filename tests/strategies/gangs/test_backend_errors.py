@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from quorate.collectives.connect import connect
 from quorate.core.errors import JobError, LinkError, PeerLost
 from quorate.core.generation import Member
-from quorate.reduce.connect import connect
 from quorate.strategies.gangs.nccl import Ending, explain, gist
 from quorate.strategies.gangs.process_group import ProcessGroup
 from strategies.test_strategy_contract import Kind, endpoints, error_of

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch._C._distributed_c10d import AllreduceOptions
 
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint
 from quorate.core.errors import GenerationOver
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Endpoint
 from quorate.strategies.gangs.process_group import ProcessGroup
 from strategies.test_strategy_contract import Kind, endpoints
 

@@ -16,10 +16,10 @@ from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import Encoded, check_pieces, decode
 from quorate.core.errors import RunError
 from quorate.core.generation import Cursor, Generation, GenerationId, Member, MeshShape
-from quorate.training.device import digests
+from quorate.replica.device import digests
+from quorate.replica.state_layout import HeldState
+from quorate.task.progress import Progress
 from quorate.training.divergence import Voucher, divergence
-from quorate.training.progress import Progress
-from quorate.training.state_layout import HeldState
 from strategies.gangs.mesh_replicas import alone, member, train
 
 PROGRESS = Progress().after_step(8)

@@ -11,11 +11,11 @@ from torch.distributed.tensor import Shard as ShardOf
 
 from gpt2 import Gpt2Pretraining
 from quorate.core.generation import MeshShape
+from quorate.replica.footprint import Footprint, footprint
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.sharded_plan import ShardedPlan, imagined_mesh
-from quorate.training.footprint import Footprint, footprint
-from quorate.training.hints import hint_for
-from quorate.training.task import Task, configure
+from quorate.task.hints import hint_for
+from quorate.task.task import Task, configure
 
 SHAPE = {"vocabulary": 100, "pad_vocabulary": False, "window": 12, "width": 16, "heads": 4, "layers": 3}
 BLOCK, OUTSIDE = 4 * (3 * 16 * 17 + 16 * 17 + 2 * 4 * 16 * 16 + 5 * 16 + 4 * 16), 4 * (100 * 16 + 12 * 16 + 2 * 16)

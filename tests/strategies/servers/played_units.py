@@ -13,6 +13,9 @@ from memory_link import memory_link_pair
 from quorate.core.generation import GenerationId
 from quorate.data.ledger import Tally
 from quorate.data.sampler import LaneSampler
+from quorate.replica.gradients import LoneGradients, gradient_plan
+from quorate.replica.replica import Replica
+from quorate.replica.state_watch import StateWatch
 from quorate.spec.job import JobSpec
 from quorate.strategies.servers.dealing import Unit, UnitRecord, applied_everywhere
 from quorate.strategies.servers.exchange import Blocks, Head, Parcel, UnitChannel, UnitPlan
@@ -21,12 +24,9 @@ from quorate.strategies.servers.placement import place
 from quorate.strategies.servers.unit_loop import agreement_of
 from quorate.strategies.servers.unit_server import Hub, StepSettings, UnitServer
 from quorate.strategies.servers.unit_worker import UnitNote, UnitWorker
-from quorate.training.gradients import LoneGradients, gradient_plan
+from quorate.task.task import Task
 from quorate.training.lane import LaneResult, LaneRunner
-from quorate.training.replica import Replica
-from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Agreement
-from quorate.training.task import Task
 from quorate.wire.link import Link
 
 Before = Callable[[int, Unit], None]

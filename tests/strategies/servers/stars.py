@@ -8,16 +8,16 @@ from typing import TypeVar
 
 import torch
 
+from collectives.reference import wide_values
 from memory_link import memory_link_pair
+from quorate.collectives.memory import dtype_of
+from quorate.collectives.reduction import sum_lanes
 from quorate.core.generation import Generation, GenerationId, Member, Role
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.lanes.chunks import host_lanes
-from quorate.reduce.memory import dtype_of
-from quorate.reduce.reduction import sum_lanes
 from quorate.strategies.servers.exchange import Star
 from quorate.strategies.servers.links import Spokes
 from quorate.wire.link import Link
-from reduce.reference import wide_values
 from wire.pairs import within
 
 T = TypeVar("T")

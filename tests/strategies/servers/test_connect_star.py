@@ -7,17 +7,17 @@ from typing import Any, TypeVar
 
 import pytest
 
+from collectives.reference import bits
+from quorate.collectives import neighbours
+from quorate.collectives.endpoint import Endpoint, Listeners
+from quorate.collectives.neighbours import Neighbour, connect_neighbours, watch
+from quorate.collectives.ring import Ring
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member, Role
 from quorate.lanes.chunks import host_lanes
-from quorate.reduce import neighbours
-from quorate.reduce.endpoint import Endpoint, Listeners
-from quorate.reduce.neighbours import Neighbour, connect_neighbours, watch
-from quorate.reduce.ring import Ring
 from quorate.strategies.servers.exchange import Star
 from quorate.strategies.servers.links import Spokes, connect_star, peers_of
 from quorate.wire.link import Tag
-from reduce.reference import bits
 from strategies.servers.stars import F32_TENSORS, case
 from wire.pairs import GENERATION, credentials, on_host, open_descriptors, within
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
 
+from quorate.collectives.memory import GradientMemory
 from quorate.core.errors import UnsupportedModelError
-from quorate.reduce.memory import GradientMemory
+from quorate.replica import flat_gradients
+from quorate.replica.gradients import gradient_plan, parameters_by_rows
 from quorate.strategies.servers.rows import RowGradients, check_row_optimizers
-from quorate.training import flat_gradients
-from quorate.training.gradients import gradient_plan, parameters_by_rows
 
 
 @pytest.fixture(autouse=True, params=[0, 2**40], ids=["each at once", "all together"])

@@ -3,10 +3,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectives.reference import bits, wide_values
 from quorate.core.errors import FrameError
 from quorate.strategies.servers.exchange import Star
 from quorate.strategies.servers.rows import RowExchange, Rows, Table, sum_rows
-from reduce.reference import bits, wide_values
 from strategies.servers.stars import Case, at_all, case, stars
 
 TABLE = Table(20, (3,), torch.float32)

@@ -7,15 +7,15 @@ import pytest
 
 import gang
 from bits.bit_tasks import Momentum
+from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.core.errors import LinkError
 from quorate.core.generation import Generation, Member, Role, server_id
-from quorate.reduce.endpoint import Endpoint, Listeners
+from quorate.replica.device import CPU
+from quorate.replica.replica import Replica
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.servers.factory import ServersFactory
 from quorate.strategies.servers.step import ServersConnection
-from quorate.training.device import CPU
-from quorate.training.replica import Replica
-from quorate.training.task import configure
+from quorate.task.task import configure
 from wire.pairs import GENERATION, credentials, within
 
 pytestmark = pytest.mark.usefixtures("unmeasured")

@@ -19,27 +19,27 @@ import torch
 import gang
 from bits.bit_tasks import Momentum
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.collectives.block_sums import add_up_block, plan_blocks
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.memory import GradientMemory, dtype_of
 from quorate.core.errors import LinkError, PeerLost
 from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
 from quorate.core.spans import SpanRecorder
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import host_lanes
-from quorate.reduce.block_sums import add_up_block, plan_blocks
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.memory import GradientMemory, dtype_of
+from quorate.replica.device import CPU
+from quorate.replica.gradients import gradient_plan
+from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.methods import method_of
 from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.servers.compress import EncodedExchange
 from quorate.strategies.servers.factory import ServersFactory
 from quorate.strategies.servers.step import ServersConnection
+from quorate.task.progress import Progress
+from quorate.task.task import Task, configure
 from quorate.training.activity import Activity
-from quorate.training.device import CPU
-from quorate.training.gradients import gradient_plan
 from quorate.training.loop import Loop
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
-from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import Assembly, Hooks, SessionParts, build_samples, checkpointer_of
 

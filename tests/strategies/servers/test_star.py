@@ -4,11 +4,11 @@ from itertools import product
 import pytest
 import torch
 
+from collectives.reference import bits
 from quorate.core.errors import FrameError, PeerLost
 from quorate.strategies.servers import exchange
 from quorate.strategies.servers.exchange import ALONE, Star
 from quorate.strategies.servers.links import Spokes
-from reduce.reference import bits
 from strategies.servers.stars import Case, at_all, case, stars
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16

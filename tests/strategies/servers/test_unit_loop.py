@@ -5,7 +5,7 @@ from unittest.mock import Mock, create_autospec
 import pytest
 
 from quorate.strategies.servers.unit_loop import UnitLoop, UnitStrategy
-from quorate.training.progress import Progress
+from quorate.task.progress import Progress
 
 
 class Pulled(Exception):

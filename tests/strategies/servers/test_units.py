@@ -12,10 +12,10 @@ import gang
 from bits.bit_tasks import Adam, BatchNormAndDropout, Momentum, Regression
 from quorate.core.errors import LossError, UnsupportedModelError
 from quorate.data.ledger import Tally, total
+from quorate.replica.replica import Replica
 from quorate.strategies.servers.dealing import AppliedSet, Unit
 from quorate.strategies.servers.unit_server import StepSettings
-from quorate.training.replica import Replica
-from quorate.training.task import Task
+from quorate.task.task import Task
 from strategies.servers.played_units import Before, Died, Played, slowed
 
 

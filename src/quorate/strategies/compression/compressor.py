@@ -14,11 +14,11 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
+from quorate.collectives.block_sums import Block, add_up_block, plan_blocks
+from quorate.collectives.memory import dtype_of
 from quorate.core.errors import FrameError
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import cut
-from quorate.reduce.block_sums import Block, add_up_block, plan_blocks
-from quorate.reduce.memory import dtype_of
 
 _FORMAT = 1
 _HEADER = struct.Struct("<BIq")

@@ -16,12 +16,12 @@ import numpy
 import torch
 
 from quorate.checkpoint.tree import Encoded
+from quorate.collectives.memory import buckets_in, layout_of
+from quorate.collectives.reduction import Reduction
 from quorate.core.errors import OutOfMemory, ResidualsLost
 from quorate.core.generation import OTHERS, Generation
 from quorate.core.machine import machine_memory, read_limits
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.memory import buckets_in, layout_of
-from quorate.reduce.reduction import Reduction
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
 from quorate.strategies.state_copy import Passing
 from quorate.training.activity import Activity

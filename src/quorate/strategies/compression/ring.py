@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quorate.checkpoint.tree import Encoded
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.memory import GradientMemory
 from quorate.core.errors import FrameError
 from quorate.core.generation import EXCHANGE
 from quorate.observe.seldom_events import GradientsCompressed
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.memory import GradientMemory
+from quorate.replica.flat_gradients import FlatGradients
+from quorate.replica.gradients import check_compressible, gradient_plan
+from quorate.replica.replica import Replica
+from quorate.replica.state_layout import HeldState, Parts, Replicated, StateLayout, shared_out
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
 from quorate.strategies.compression.methods import method_of, residuals_of
@@ -23,13 +27,9 @@ from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.compression.residuals import Residuals, encode_lane
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
-from quorate.training.flat_gradients import FlatGradients
-from quorate.training.gradients import check_compressible, gradient_plan
 from quorate.training.lane import LaneResult
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
-from quorate.training.state_layout import HeldState, Parts, Replicated, StateLayout, shared_out
 from quorate.training.strategy import Agreement, StepRequest, Strategy
 from quorate.training.update import Update
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.reduction import Reduction
 from quorate.core.generation import EXCHANGE
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.reduction import Reduction
+from quorate.replica.gradients import check_compressible, gradient_plan, refuse_rows
+from quorate.replica.replica import Replica
+from quorate.replica.state_layout import Replicated, StateLayout
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.gang_gradients import BucketSums, DdpReducer, GangGradients
 from quorate.strategies.gangs.nccl import nccl_of, prepare_nccl
@@ -22,10 +25,7 @@ from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup
 from quorate.strategies.gangs.sync_batch_norm import SyncedNorms
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
-from quorate.training.gradients import check_compressible, gradient_plan, refuse_rows
 from quorate.training.lane import LaneResult
-from quorate.training.replica import Replica
-from quorate.training.state_layout import Replicated, StateLayout
 
 log = logging.getLogger(__name__)
 

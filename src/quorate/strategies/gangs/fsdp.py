@@ -14,10 +14,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint
 from quorate.core.errors import StateLost, TaskError
 from quorate.core.generation import OTHERS
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Endpoint
+from quorate.replica.device import Device, local
+from quorate.replica.gradients import refuse_rows
+from quorate.replica.optimizers import SOLE
+from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.gang_gradients import GangGradients
 from quorate.strategies.gangs.gang_world import SHARD, TENSOR, GangWorld
@@ -27,13 +31,9 @@ from quorate.strategies.gangs.sharded_layout import Sharded
 from quorate.strategies.gangs.sharded_model import Passes, ShardedModel, UnitOrder
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
-from quorate.training.device import Device, local
-from quorate.training.gradients import refuse_rows
 from quorate.training.lane import LaneResult
-from quorate.training.optimizers import SOLE
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
 from quorate.training.strategy import Agreement, StepRequest, Strategy
 from quorate.training.update import Update
 

@@ -14,8 +14,8 @@ from torch._C._distributed_c10d import GradBucket, Reducer, _register_comm_hook
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import MEBIBYTE, Bucket
+from quorate.replica.gradients import LoneGradients
 from quorate.strategies.gangs.process_group import ProcessGroup
-from quorate.training.gradients import LoneGradients
 
 _TWICE = "marked as ready"
 """What torch says of a parameter whose gradient is in its bucket already."""

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Work
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.reduction import Reduction
 from quorate.core.errors import GenerationOver
 from quorate.core.generation import MeshShape
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.reduction import Reduction
 from quorate.strategies.gangs.process_group import ProcessGroup
 
 BACKEND = "quorate"

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, Store, TCPStore, Work
 
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.reduction import Reduction
 from quorate.core.errors import GenerationOver, JobError, LeaseExpired, LinkError
 from quorate.core.generation import Member, name_of, names_of
-from quorate.reduce.device_reduction import Wrapped
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.reduction import Reduction
+from quorate.cuda.reduction import Wrapped
 from quorate.strategies.gangs.nccl import Ending, explain, gist
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from quorate.core.cached import cached_property
 from quorate.core.digests import weights_digest
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Generation, MeshShape
-from quorate.training.device import digests, is_spread, local
-from quorate.training.progress import Progress
-from quorate.training.replica import Replica
-from quorate.training.state_layout import Gather, HeldState, Parts, shared_out
+from quorate.replica.device import digests, is_spread, local
+from quorate.replica.replica import Replica
+from quorate.replica.state_layout import Gather, HeldState, Parts, shared_out
+from quorate.task.progress import Progress
 
 DIMENSIONS = ("replicate", "shard", "tensor")
 """What the dimensions of the mesh are called, in the order in which workers are numbered."""

@@ -16,14 +16,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from quorate.core.errors import GenerationOver, TaskError, UnsupportedModelError
 from quorate.core.generation import Member, names_of
 from quorate.core.user_code import building_code
+from quorate.replica.activation_checkpointing import checkpoint_activations, find_repeated, matching_modules
+from quorate.replica.device import local
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.deferred_init import CannotDefer, deferred
 from quorate.strategies.gangs.gang_world import TENSOR, GangWorld
 from quorate.strategies.gangs.option import FsdpSpec
 from quorate.strategies.gangs.sharded_layout import cut_by
-from quorate.training.activation_checkpointing import checkpoint_activations, find_repeated, matching_modules
-from quorate.training.device import local
-from quorate.training.task import Task
+from quorate.task.task import Task
 
 log = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from quorate.core.errors import TaskError
 from quorate.core.generation import MeshShape
 from quorate.data.streams import preserved_generators
 from quorate.observe.quantities import size
+from quorate.replica.device import local
+from quorate.replica.footprint import Footprint, Part, Spread, Traffic, make_fake, shapes_of
+from quorate.replica.replica import build_model
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.gang_world import TENSOR
 from quorate.strategies.gangs.option import FsdpSpec
 from quorate.strategies.gangs.sharded_model import parallelize, units_of
-from quorate.training.device import local
-from quorate.training.footprint import Footprint, Part, Spread, Traffic, make_fake, shapes_of
-from quorate.training.replica import build_model
-from quorate.training.task import Task
+from quorate.task.task import Task
 
 _MOST_SHARDS = 1024
 

@@ -14,16 +14,16 @@ from functools import partial
 from typing import Any
 
 from quorate.checkpoint.tree import Encoded, decode, encode
+from quorate.collectives.reduction import Reduction
 from quorate.core.errors import StateLost
 from quorate.core.generation import OTHERS, Generation, Role
-from quorate.reduce.reduction import Reduction
+from quorate.replica.device import digests
 from quorate.strategies.servers.placement import Holders
 from quorate.strategies.servers.share import Share
 from quorate.strategies.state_copy import Passing
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
-from quorate.training.device import digests
 from quorate.training.divergence import COMPARE_INDEX, Voucher, compare_replicas
-from quorate.training.progress import Progress
 
 log = logging.getLogger(__name__)
 

@@ -14,17 +14,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
+from quorate.collectives.memory import dtype_of
 from quorate.core.errors import FrameError
 from quorate.core.generation import Member
 from quorate.lanes.buckets import Bucket
 from quorate.observe.seldom_events import GradientsCompressed
-from quorate.reduce.memory import dtype_of
+from quorate.replica.flat_gradients import FlatGradients
 from quorate.strategies.compression.compressor import Compressor, EncodedLane, Method
 from quorate.strategies.compression.residuals import Residuals, encode_lane
 from quorate.strategies.servers.exchange import Exchange, Values
 from quorate.strategies.servers.links import Spokes
 from quorate.strategies.servers.share import Share
-from quorate.training.flat_gradients import FlatGradients
 from quorate.training.lane import LaneResult
 from quorate.wire.link import Tag
 

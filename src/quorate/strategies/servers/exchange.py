@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from quorate.collectives.block_sums import add_up_block, plan_blocks
+from quorate.collectives.memory import DeviceMemory, GradientMemory, dtype_of
+from quorate.collectives.shared_memory import SharedMemoryReduction
 from quorate.core.generation import Generation, GenerationId
+from quorate.cuda.reduction import pinned_totals
 from quorate.lanes.buckets import Bucket, Slot
-from quorate.reduce.block_sums import add_up_block, plan_blocks
-from quorate.reduce.device_reduction import pinned_totals
-from quorate.reduce.memory import DeviceMemory, GradientMemory, dtype_of
-from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.strategies.servers.links import Spokes, as_bytes
 from quorate.wire.link import Deadline, Link, Tag
 

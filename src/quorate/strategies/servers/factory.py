@@ -1,11 +1,15 @@
 """The `parameter-server` strategy, synchronous: servers hold and update the parameters, to the bits of the ring."""
 
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.memory import GradientMemory, zeros
+from quorate.collectives.neighbours import Neighbour, watch
+from quorate.collectives.shared_memory import SharedMemoryReduction
 from quorate.core.generation import Role
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.memory import GradientMemory, zeros
-from quorate.reduce.neighbours import Neighbour, watch
-from quorate.reduce.shared_memory import SharedMemoryReduction
+from quorate.replica.flat_gradients import FlatGradients
+from quorate.replica.gradients import Gradients, check_compressible, gradient_plan, parameters_by_rows, refuse_rows
+from quorate.replica.optimizer_state import unfuse
+from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.methods import method_of, residuals_of
 from quorate.strategies.compression.option import lane_compression
@@ -21,10 +25,6 @@ from quorate.strategies.servers.share import OnServers, Share, writing_order
 from quorate.strategies.servers.step import ServersConnection
 from quorate.strategies.servers.unit_loop import UnitConnection, connect_units
 from quorate.strategies.servers.update import HeldGradients, check_optimizers
-from quorate.training.flat_gradients import FlatGradients
-from quorate.training.gradients import Gradients, check_compressible, gradient_plan, parameters_by_rows, refuse_rows
-from quorate.training.optimizer_state import unfuse
-from quorate.training.replica import Replica
 
 
 class ServersFactory:

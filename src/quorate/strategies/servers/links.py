@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import torch
 
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.neighbours import Neighbour, connect_members
+from quorate.collectives.reduction import Reduction
+from quorate.collectives.ring import Blame, unchanged
 from quorate.core.generation import Generation, Role, name_of
-from quorate.reduce.device_reduction import Wrapped
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.neighbours import Neighbour, connect_members
-from quorate.reduce.reduction import Reduction
-from quorate.reduce.ring import Blame, unchanged
+from quorate.cuda.reduction import Wrapped
 from quorate.wire.link import Deadline, Link, Tag
 from quorate.wire.shared_link import SharedLink
 

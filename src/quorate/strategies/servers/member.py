@@ -4,15 +4,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.reduction import Reduction
 from quorate.core.generation import OTHERS, Generation, Member, Role, name_of
 from quorate.observe.events import BlocksPlaced, HeldBlocks, LinksMeasured
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.reduction import Reduction
+from quorate.replica.gradients import Gradients
 from quorate.strategies.ring import GATHER_INDEX, measured
 from quorate.strategies.servers.placement import Holders
 from quorate.strategies.servers.share import Share, writing_order
 from quorate.training.activity import Activity
-from quorate.training.gradients import Gradients
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
+from quorate.collectives.memory import GradientMemory
 from quorate.core.errors import FrameError, UnsupportedModelError
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.memory import GradientMemory
+from quorate.replica.flat_gradients import FlatGradients
+from quorate.replica.gradients import detached
 from quorate.strategies.servers.links import Spokes
-from quorate.training.flat_gradients import FlatGradients
-from quorate.training.gradients import detached
 from quorate.wire.link import Tag
 
 COUNT_CHANNEL = 10

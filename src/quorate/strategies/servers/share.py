@@ -17,12 +17,12 @@ import torch
 
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation, Role
+from quorate.replica.optimizer_state import kept_of, load_settings, take_state, unfuse_all_if_torn
+from quorate.replica.replica import AVERAGED, Replica
+from quorate.replica.state_layout import HeldState, Parts, Replicated
 from quorate.strategies.compression.residuals import LANES, Residuals
 from quorate.strategies.servers.dealing import UnitRecord
-from quorate.training.optimizer_state import kept_of, load_settings, take_state, unfuse_all_if_torn
-from quorate.training.progress import Progress
-from quorate.training.replica import AVERAGED, Replica
-from quorate.training.state_layout import HeldState, Parts, Replicated
+from quorate.task.progress import Progress
 from quorate.training.strategy import Agreement
 
 EXACT, UPDATED = "exact", "updated"

@@ -21,6 +21,8 @@ import torch
 
 from quorate.core.errors import LinkError
 from quorate.core.generation import EXCHANGE
+from quorate.replica.flat_gradients import FlatGradients, flattened, shaped
+from quorate.replica.gradients import norms_of
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.servers.align import Aligner
@@ -30,12 +32,10 @@ from quorate.strategies.servers.member import MemberConnection, MemberStrategy
 from quorate.strategies.servers.rows import RowExchange, RowGradients, Rows
 from quorate.strategies.servers.share import Pending
 from quorate.strategies.servers.update import HeldGradients, total_norms
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests
-from quorate.training.flat_gradients import FlatGradients, flattened, shaped
-from quorate.training.gradients import norms_of
 from quorate.training.lane import LaneResult
-from quorate.training.progress import Progress
 from quorate.training.strategy import Agreement, StepRequest, Strategy, advanced
 from quorate.training.update import Update
 

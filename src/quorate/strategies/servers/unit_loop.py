@@ -22,12 +22,14 @@ from functools import partial
 from typing import Any
 
 from quorate.checkpoint.tree import Encoded, decode, encode
+from quorate.collectives.connect import connect
+from quorate.collectives.endpoint import Endpoint
+from quorate.collectives.neighbours import watch
 from quorate.core.generation import EXCHANGE, OTHERS, Role
 from quorate.data.ledger import total
 from quorate.observe.seldom_events import StalenessObserved
-from quorate.reduce.connect import connect
-from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.neighbours import watch
+from quorate.replica.device import digests
+from quorate.replica.gradients import LoneGradients, gradient_plan
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import mean_log, pack, skipped_of, total_losses, unpack
 from quorate.strategies.servers.align import Aligner, Transfer
@@ -41,13 +43,11 @@ from quorate.strategies.servers.share import Share
 from quorate.strategies.servers.unit_server import Hub, StepSettings, UnitServer
 from quorate.strategies.servers.unit_worker import UnitNote, UnitWorker
 from quorate.strategies.state_copy import Passing
+from quorate.task.progress import Progress
 from quorate.training.activity import Activity
-from quorate.training.device import digests
 from quorate.training.divergence import COMPARE_INDEX, Voucher, compare_replicas
-from quorate.training.gradients import LoneGradients, gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.loop import Loop
-from quorate.training.progress import Progress
 from quorate.training.strategy import NOTHING_ASKED, Agreement, Save, StepRequest, Strategy
 from quorate.training.update import Update
 

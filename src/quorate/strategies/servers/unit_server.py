@@ -16,12 +16,12 @@ import torch
 
 from quorate.core.user_code import RAISED, blame_user_code
 from quorate.data.sampler import Sampler
+from quorate.replica.optimizer_state import load_settings
+from quorate.replica.optimizers import Optimizers
+from quorate.replica.replica import Replica
 from quorate.strategies.agreement import pack, unpack
 from quorate.strategies.servers.dealing import AppliedSet, Dealer, Unit, UnitRecord
 from quorate.strategies.servers.exchange import Head, UnitChannel, UnitPlan
-from quorate.training.optimizer_state import load_settings
-from quorate.training.optimizers import Optimizers
-from quorate.training.replica import Replica
 
 ADDED, SET = 0, 1
 """What a unit changes of buffers: what is added to them, and what they are set to."""

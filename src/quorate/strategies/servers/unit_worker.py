@@ -10,15 +10,15 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from quorate.core.errors import LossError, UnsupportedModelError
 from quorate.core.generation import EXCHANGE, OTHERS
 from quorate.lanes.buckets import LANE_0, MEAN
+from quorate.replica.losses import called, not_finite
+from quorate.replica.optimizers import SOLE
+from quorate.replica.replica import Replica
 from quorate.strategies.agreement import WorkerNote, check_skippable, pack, unpack
 from quorate.strategies.servers.dealing import Unit
 from quorate.strategies.servers.exchange import Head, UnitChannel, UnitPlan
 from quorate.strategies.servers.unit_server import ADDED, SET
 from quorate.training.activity import Activity
 from quorate.training.lane import LaneResult
-from quorate.training.losses import called, not_finite
-from quorate.training.optimizers import SOLE
-from quorate.training.replica import Replica
 from quorate.training.strategy import NOTHING_ASKED
 
 

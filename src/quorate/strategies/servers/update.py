@@ -9,12 +9,12 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import ALIGNMENT, Bucket
+from quorate.replica.device import Device
+from quorate.replica.flat_gradients import shaped
+from quorate.replica.gradients import LoneGradients, total_norm
+from quorate.replica.optimizers import SOLE, Optimizers
 from quorate.strategies.servers.rows import Rows
 from quorate.strategies.servers.share import Share
-from quorate.training.device import Device
-from quorate.training.flat_gradients import shaped
-from quorate.training.gradients import LoneGradients, total_norm
-from quorate.training.optimizers import SOLE, Optimizers
 from quorate.training.update import Update
 
 

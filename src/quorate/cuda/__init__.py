@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: where tensors live, captured lanes, sums between devices."""

@@ -1,0 +1,1 @@
+"""The user's side: the task, how it is loaded, and how far its training is."""
