@@ -16,7 +16,7 @@ from quorate.replica.gradients import LoneGradients
 from quorate.replica.replica import Replica
 from quorate.replica.state_watch import StateWatch
 from quorate.task.task import Task
-from quorate.training.lane import Captures, LaneResult, LaneRunner
+from quorate.training.lane import LaneResult, LaneRunner
 
 
 class Net(nn.Module):
@@ -57,7 +57,7 @@ class Worker:
         self.replica = Replica(self.task, gang.job(Plain))
         self.capture = RecordingCapture()
         self.watch = StateWatch(self.task, self.replica)
-        self.graphs = LaneGraphs(self.task, self.replica, self.capture) if captures else Captures()
+        self.graphs = LaneGraphs(self.task, self.replica, self.capture) if captures else None
         self._lanes = lanes
         self.begin_generation()
 
@@ -78,6 +78,7 @@ class Worker:
 
     @property
     def told(self) -> str:
+        assert self.graphs is not None
         return "; ".join(self.graphs.take_notes())
 
 

@@ -14,7 +14,10 @@ import quorate
 from quorate.replica.device import EVERYTHING, Device, Numbers
 
 KINDS = ("numbers", "content", "same_bits", "move")
-FLOORS = tuple(str(Path(quorate.__file__).parent / floor) for floor in ("training", "strategies"))
+FLOORS = tuple(
+    str(Path(quorate.__file__).parent / floor)
+    for floor in ("task", "replica", "training", "cuda", "own_loop", "strategies")
+)
 """Samples and checkpoints are the host's own."""
 READS = {"item", "numpy", "tolist", "__float__", "__int__", "__bool__", "equal"}
 

@@ -107,7 +107,7 @@ class Watched:
         self.watch.after_lane()
 
     def step(self, act: Act) -> None:
-        self.watch.begin()
+        self.watch.settings.begin()
         self.lane(lambda _: None)
         self.lane(act)
         self.watch.after_lanes()
@@ -268,7 +268,7 @@ def test_a_lane_that_is_given_up_leaves_no_setting_behind() -> None:
     runner.run(1, 0, [(2, tasks.Points()[0:2])], 2)  # type: ignore[index]
     group(task)["lr"] = 0.5
     runner.abandon(0)
-    runner.watch.begin()
+    runner.watch.settings.begin()
     with pytest.raises(UserCodeError):
         runner.run(1, 0, [(2, None)], 2)
     with pytest.raises(UnsupportedModelError, match=r"from 0.5 to 7.0"):
@@ -338,7 +338,7 @@ def test_a_task_that_changes_settings_outside_the_update_is_refused(
 
 def test_what_is_changed_behind_the_last_lane_is_refused_before_the_update() -> None:
     watched = Watched()
-    watched.watch.begin()
+    watched.watch.settings.begin()
     watched.lane(lambda _: None)
     group(watched.task)["lr"] = 0.5
     with pytest.raises(UnsupportedModelError, match=r"\['lr'\] was changed from \S+ to 0.5"):

@@ -79,9 +79,9 @@ def test_what_was_read_ahead_is_on_the_device_and_is_not_asked_for_again() -> No
     assert reading.feed.asked == [1, 2, 1]
 
 
-@pytest.mark.parametrize(("step", "device"), [(2, Away()), (LAST, Away()), (1, Device())])
-def test_nothing_is_read_ahead_past_an_evaluation_or_the_end_or_by_a_host(step: int, device: Device) -> None:
-    reading = Reading(device)
+@pytest.mark.parametrize("step", [2, LAST])
+def test_nothing_is_read_ahead_past_an_evaluation_or_the_end(step: int) -> None:
+    reading = Reading()
     reading.ahead(step, 2)
     assert reading.feed.asked == []
 

@@ -14,7 +14,7 @@ from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, TaskError
 from quorate.core.generation import Cursor, Phase
 from quorate.core.user_code import user_code
-from quorate.data.indices import Indices, indices_of
+from quorate.data.indices import Indices
 from quorate.data.ledger import Tally
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
@@ -194,7 +194,7 @@ class Request:
         self.epoch = epoch
         # An array as long as nobody needs the samples one by one: thousands of Python's numbers take longer than the
         # rest of a small batch.
-        self.numbers = indices_of(samples)
+        self.numbers: Indices = numpy.asarray(samples, dtype=numpy.int64)
         self.lane = lane
 
     @property

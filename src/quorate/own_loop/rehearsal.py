@@ -90,7 +90,7 @@ class Rehearsals:
             self.end()
             self._begin(progress)
         progress = self._have_turn(progress, STOP, "after epoch")
-        self._watch.begin()  # after a step the loop does it
+        self._watch.settings.begin()  # after a step the loop does it
         return progress
 
     def end(self) -> None:
@@ -314,11 +314,11 @@ class TurnsLoop(Loop):
         finally:
             super().close()
 
-    def _try_step(self) -> StepRequest | None:
+    def _step(self, step: int) -> StepRequest | None:
         if message := self._rehearsals.begin_step(self.progress):
             self.publish(LogMessage(step=self.progress.cursor.step, level="warning", message=message))
         try:
-            return super()._try_step()
+            return super()._step(step)
         except ReplicasDiffer as error:
             buffers = (name for name, _ in self.replica.buffers.committed())
             is_of_buffers = any(f"'{name}'" in error.message for name in buffers)

@@ -128,8 +128,8 @@ class LoneGradients(Gradients):
         super().__init__(parameters)
         self._left: list[torch.Tensor | None] = [None] * len(self.parameters)
 
-    def begin(self, lane: int) -> None:
-        super().begin(lane)
+    def begin(self, lane: int) -> None:  # noqa: ARG002
+        self.drop()
         self._left = [None] * len(self.parameters)
 
     def end_pass(self) -> None:
@@ -181,8 +181,11 @@ class LoneGradients(Gradients):
 
 def norms_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Of each by itself, type by type as `clip_grad_norm_` takes them: a device has other kernels for mixed ones."""
+    dtypes = {one.dtype for one in gradients}
+    if len(dtypes) == 1:
+        return list(torch._foreach_norm(gradients))
     norms: dict[int, torch.Tensor] = {}
-    for dtype in {one.dtype for one in gradients}:
+    for dtype in dtypes:
         numbers = [number for number, one in enumerate(gradients) if one.dtype == dtype]
         norms |= zip(numbers, torch._foreach_norm([gradients[number] for number in numbers]), strict=True)
     return [norms[number] for number in range(len(gradients))]

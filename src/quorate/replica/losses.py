@@ -79,12 +79,16 @@ class Unread:
 
     def sums(self, numbers: Iterator[float]) -> dict[str, LossSum]:
         """The losses by optimizer, of the numbers that were read."""
-        parts = []
+        totals: dict[str, LossSum] = {}
         for name, samples, _, items, per_item in self.losses:
             value = next(numbers)
             count = next(numbers) if isinstance(items, torch.Tensor) else items
-            parts.append((name, LossSum(value if per_item else value * samples, count, per_item)))
-        return summed(parts)
+            part = LossSum(value if per_item else value * samples, count, per_item)
+            if name in totals:
+                totals[name].add(part)
+            else:
+                totals[name] = part
+        return totals
 
     def logged_sums(self, numbers: Iterator[float]) -> dict[str, tuple[float, float]]:
         """What the task has logged, as sums over samples with their count."""
@@ -98,7 +102,7 @@ class Unread:
 
 def checked_losses(loss: Any, samples: int, names: Mapping[str, Any]) -> list[GivenLoss]:
     """What loss() gave, by optimizer; all that cannot be a loss is refused."""
-    if SOLE in names:
+    if SOLE in names and not isinstance(loss, torch.Tensor):
         loss = loss_in(loss)
     by_name = {SOLE: loss} if isinstance(loss, torch.Tensor) or not isinstance(loss, Mapping) else dict(loss)
     if by_name.keys() != names.keys() and loss is not None:

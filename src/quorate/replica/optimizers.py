@@ -37,6 +37,8 @@ class Optimizers:
         for optimizer in self.by_name.values():
             device.tune(optimizer)
         self._schedule = None if spec is None else spec.schedule
+        self.are_scheduled_by_job = self._schedule is not None and self._schedule.kind is not None
+        """Whether the job file has a schedule: `prepare` follows it."""
         self._base_rates = {name: [group["lr"] for group in o.param_groups] for name, o in self.by_name.items()}
         self.schedulers: dict[str, LRScheduler] = {} if spec is None else self._build_schedulers(task, spec)
         kinds = [type(optimizer).__module__ for optimizer in self.by_name.values()]
@@ -64,11 +66,6 @@ class Optimizers:
     def hooks(self) -> list[Callable[..., Any]]:
         """What runs before and after the step of one of them."""
         return [hook for hooks in self._hooks for hook in hooks.values()]
-
-    @property
-    def are_scheduled_by_job(self) -> bool:
-        """Whether the job file has a schedule: `prepare` follows it."""
-        return self._schedule is not None and self._schedule.kind is not None
 
     def parameters(self, name: str) -> list[torch.Tensor]:
         """What one optimizer updates, in its own order."""

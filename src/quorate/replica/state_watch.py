@@ -39,6 +39,7 @@ _NOT_IN_THE_STATE = (
     "It is not part of the model, so no checkpoint holds it, and a resumed job would continue without it. Make it a "
     "buffer or a submodule of the model; the key `average` keeps an exponential average of the weights."
 )
+_IN_A_LANE = "loss(), or where its samples are read"
 _HOOKS = sorted(name for name in MODULES_OWN if name.endswith("_hooks"))
 _STRUCTURE = ("_parameters", "_modules")
 _VALUES = methodcaller("values")
@@ -76,10 +77,6 @@ class StateWatch:
         self.settings = replica.optimizers.settings
         self.settings.begin()
 
-    def begin(self) -> None:
-        """A state was taken up, or a step is done: until the next update nobody changes the optimizers' settings."""
-        self.settings.begin()
-
     def before_lane(self) -> list[str]:
         """A lane begins; the names of what was put back, which reading its samples has assigned."""
         put_back = self.before_batch() if self._reads_here else []
@@ -107,12 +104,12 @@ class StateWatch:
             self._next = (self._next + 1) % len(self._samples)
         self._is_first = False
         put_back = self.put_back()
-        self.check_settings()
+        self.settings.check(_IN_A_LANE)
         return put_back
 
     def check_settings(self) -> None:
         """Refuse what a lane has changed of the optimizers, however it has ended."""
-        self.settings.check("loss(), or where its samples are read")
+        self.settings.check(_IN_A_LANE)
 
     def before_batch(self) -> list[str]:
         """A batch has been read: the names of what reading has assigned, which a loader process would have kept."""
@@ -129,7 +126,7 @@ class StateWatch:
         """The lanes of a step have ended: refuse what they have changed, before it can reach the weights."""
         self.replica.check_trainable()
         self.check(self._where)
-        self.check_settings()
+        self.settings.check(_IN_A_LANE)
 
     def after_update(self, where: str) -> None:
         """The optimizer's step has ended: refuse what it has changed outside the model, which no checkpoint holds."""

@@ -143,9 +143,8 @@ class StepAgreement:
     skips: bool
     audit: LaneAudit | None = None
 
-    @property
-    def is_alone(self) -> bool:
-        return len(self.members) == 1
+    def __post_init__(self) -> None:
+        self.is_alone = len(self.members) == 1
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
@@ -322,10 +321,10 @@ def _of_lanes(
     """What follows from the results of all lanes, without their buffers."""
     return Agreement(
         samples=sum(lane.samples for lane in lanes),
-        tally=total(lane.tally for lane in lanes),
+        tally=lanes[0].tally if len(lanes) == 1 else total(lane.tally for lane in lanes),
         present=0 if poisoned else reduce(or_, (lane.present for lane in lanes)),
         losses=losses,
-        log={} if poisoned else mean_log(lanes),
+        log=mean_log(lanes) if not poisoned and any(lane.log for lane in lanes) else {},
         buffers={},
         request=request,
         skipped=skipped_of(poisoned) if poisoned else None,

@@ -201,7 +201,7 @@ def loss_in(output: Any) -> Any:
 
 def take_log(task: Task) -> dict[str, list[Any]]:
     """What was logged since the last call: by name, numbers, and tensors that are still on the device."""
-    taken = task._logged()
+    taken: dict[str, list[Any]] = task.__dict__.get(LOG) or {}
     if taken:
         # It stays among the attributes: by their number it is seen whether others were added.
         task.__dict__[LOG] = {}

@@ -45,6 +45,11 @@ class AuditPlan:
     hosts: Sequence[tuple[int, range]]
     first: int
 
+    def is_due(self, step: int) -> bool:
+        """Whether a step has any."""
+        workers, lanes = len(self.hosts), sum(len(hosted) for _, hosted in self.hosts)
+        return (step == self.first and workers > 1) or step * lanes // self.every > (step - 1) * lanes // self.every
+
     def audits(self, step: int) -> tuple[Audit, ...]:
         workers, lanes = len(self.hosts), sum(len(hosted) for _, hosted in self.hosts)
         if step == self.first and workers > 1:
@@ -161,7 +166,7 @@ class LaneAudit:
     _seen: dict[str, str] = field(default_factory=dict)
 
     def is_due(self, step: int) -> bool:
-        return self.record.doubt is not None or bool(self.plan.audits(step))
+        return self.record.doubt is not None or self.plan.is_due(step)
 
     def lanes(self, step: int) -> tuple[int, ...]:
         """The lanes that this worker audits, before it computes its own."""

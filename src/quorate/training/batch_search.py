@@ -112,7 +112,7 @@ class BatchSearch:
     def _try_step(self, size: int) -> None:
         """A whole step, with its update: optimizers take memory at their first."""
         strategy, samples = self.strategy, numpy.arange(size, dtype=numpy.int64) % self.sampler.samples
-        self.lanes.watch.begin()
+        self.lanes.watch.settings.begin()
         batch = self.feed.next(Request(Source.TRAINING, 0, samples))
         strategy.begin(1)
         others = [lane for lane in strategy.hosted if lane]

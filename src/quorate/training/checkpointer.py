@@ -81,6 +81,7 @@ class Checkpointer:
         self._is_held_back = True
         self._known_whole = self.restored
         self._last_begun = self._clock()
+        self._minutes = self.rules.minutes_between
 
     # --- through the generations
 
@@ -142,7 +143,7 @@ class Checkpointer:
 
     def is_wanted(self, *, by_time: bool) -> bool:
         """Whether one is to be begun that no step asks for: the time has come, or the last one came to nothing."""
-        minutes = self.rules.minutes_between if by_time else None
+        minutes = self._minutes if by_time else None
         return self._owes or (minutes is not None and self._clock() - self._last_begun >= 60 * minutes)
 
     def has_written(self, progress: Progress) -> bool:

@@ -74,7 +74,7 @@ class Evaluator:
     def run(self, step: int, strategy: Strategy) -> Evaluated:
         """What the state after `step` gives, the same on any number of workers."""
         self._left_out, self._notes, self._accumulated, self._states = LeftOut(), [], {}, {}
-        self.watch.begin()
+        self.watch.settings.begin()
         average = self.replica.average if self.averaged else None
         weights = nullcontext() if average is None else average.in_place()
         with weights, as_written(self.replica), evaluation_mode(self.replica.model):

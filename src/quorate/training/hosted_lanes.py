@@ -38,8 +38,7 @@ from quorate.training.lane import LaneResult, LaneRunner
 class LaneReader:
     """Has the batches of lanes in the order of the feed's plan.
 
-    `read_ahead` has the next lane's batches on their way to the device while that computes a lane. The host has no time
-    to spare while it computes itself: there nobody reads ahead.
+    `read_ahead` has the next lane's batches on their way to the device while that computes a lane.
     """
 
     feed: Feed
@@ -61,8 +60,6 @@ class LaneReader:
     def read_ahead(self, step: int, lane: int, last: int, changes: MicroBatchChanges, *, aside: bool = False) -> None:
         """Those of the lane that follows this one, unless an evaluation comes first or the end, at step `last`: the
         feed answers in the order of its plan."""
-        if self.device.is_host:
-            return
         rest = self._order(step)
         rest = rest[rest.index((lane, aside)) + 1 :]
         if not rest and (step >= last or self.evaluation.is_due(step, self.sampler)):
@@ -106,8 +103,8 @@ class HostedLanes:
     """Reads and computes the lanes of a step. `notes` are what was met with meanwhile and is to be told, `draws` says
     whether random numbers are drawn for samples.
 
-    With an `audit`, those that this worker audits are computed before its own. Where memory runs out in one, nothing is
-    compared: the step goes on without it.
+    In a step that is audited, those that this worker audits are computed before its own. Where memory runs out in one,
+    nothing is compared: the step goes on without it.
     """
 
     spec: JobSpec
@@ -121,26 +118,39 @@ class HostedLanes:
     notes: list[str] = field(default_factory=list)
     draws: bool = False
 
-    def run(self, step: int, epoch: int, batch_samples: int, progress: Progress, last: int) -> list[LaneResult]:
+    def run(
+        self, step: int, epoch: int, batch_samples: int, progress: Progress, last: int, *, is_audited: bool = False
+    ) -> list[LaneResult]:
         """All lanes of a step, of which `last` is the last one. Where memory runs out in one, the rest has nothing to
         do: its gradients are as many zeros, for which nobody waits in vain, and the step counts for nothing."""
         if self.audit is not None:
-            self._audit_others(self.audit, step, batch_samples, progress, last)
+            # Also where no lane is due: another may have a doubt that this worker settles.
+            self.audit.compute = partial(self._compute_again, step, batch_samples, progress.micro_batches)
+            if is_audited:
+                self._audit_others(self.audit, step, batch_samples, progress, last)
         results: list[LaneResult] = []
+        catches = self.spec.on_out_of_memory == "shrink"
         count = micro_batch_count(self.spec.accumulate, progress.micro_batches, step)
         for lane in self.hosted:
             if results and results[-1].shortage:
                 self.runner.run(step, lane, (), batch_samples)
                 result = LaneResult(lane, 0, shortage=results[-1].shortage)
             else:
-                run = partial(self.run_lane, step, epoch, lane, batch_samples, progress, last)
-                result = self._tried(run, lane, catches=self.spec.on_out_of_memory == "shrink")
+                run = partial(self.run_lane, step, epoch, lane, batch_samples, progress, last, is_audited)
+                result = self._tried(run, lane) if catches else run()
             result.micro_batches = count
             results.append(result)
         return results
 
     def run_lane(
-        self, step: int, epoch: int, lane: int, batch_samples: int, progress: Progress, last: int
+        self,
+        step: int,
+        epoch: int,
+        lane: int,
+        batch_samples: int,
+        progress: Progress,
+        last: int,
+        is_audited: bool = False,
     ) -> LaneResult:
         """One of them."""
         activity, changes = self.activity, progress.micro_batches
@@ -153,7 +163,8 @@ class HostedLanes:
         # What the feed has answered with; a ledger of what was planned proves nothing.
         read = [batch.samples for batch in answers]
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
-        following = partial(self.reader.read_ahead, step, lane, last, changes)
+        # The host has no time to spare while it computes itself: there nobody reads ahead.
+        following = None if self.device.is_host else partial(self.reader.read_ahead, step, lane, last, changes)
         result = self.runner.run(step, lane, batches, batch_samples, activity.spans, meanwhile=following)
         result.read = joined(read)
         activity.leave()
@@ -162,9 +173,11 @@ class HostedLanes:
             from quorate.training.told_once import news_of_names
 
             result.put_back = news_of_names(progress.told, result.put_back)
-        self.notes += self.runner.graphs.take_notes()
-        self._note(answers, result, progress)
-        if self.audit is not None and lane in self.audit.owned(step):
+        if self.runner.graphs is not None:
+            self.notes += self.runner.graphs.take_notes()
+        if any(batch.notes or batch.draws or batch.bad for batch in answers):
+            self._note(answers, result, progress)
+        if is_audited and self.audit is not None and lane in self.audit.owned(step):
             with suppress(torch.OutOfMemoryError):
                 self.runner.digest(result)
         return result
@@ -189,14 +202,14 @@ class HostedLanes:
             alone = left_out.reasons[: 0 if len(result.read) else 1]
             result.why = news_of_samples(Source.TRAINING, progress.told, left_out.reasons) or alone
 
-    def _tried(self, run: Callable[[], LaneResult], lane: int, *, catches: bool) -> LaneResult:
-        """Run a lane; with `catches`, one in which memory runs out is abandoned."""
+    def _tried(self, run: Callable[[], LaneResult], lane: int) -> LaneResult:
+        """Run a lane; one in which memory runs out is abandoned."""
         try:
             return run()
         except Exception as error:
             from quorate.task.hints import out_of_memory  # rarely
 
-            short = out_of_memory(error) if catches else None
+            short = out_of_memory(error)
             if short is None:
                 raise
             why = describe(short)
@@ -212,14 +225,14 @@ class HostedLanes:
         changes = progress.micro_batches
         for lane in audit.lanes(step):
             read = partial(self.reader.read, step, lane, changes, aside=True)
-            following = partial(self.reader.read_ahead, step, lane, last, changes, aside=True)
+            ahead = partial(self.reader.read_ahead, step, lane, last, changes, aside=True)
+            following = None if self.device.is_host else ahead
             audit.see(lane, self._outcome(self._run_aside(step, lane, batch_samples, read, following)))
 
-        def again(lane: int) -> Outcome | None:
-            read = partial(self.reader.read_again, step, lane, changes)
-            return self._outcome(self._run_aside(step, lane, batch_samples, read, by_tensor=True))
-
-        audit.compute = again
+    def _compute_again(self, step: int, batch_samples: int, changes: MicroBatchChanges, lane: int) -> Outcome | None:
+        """A lane of the present step, to settle a difference."""
+        read = partial(self.reader.read_again, step, lane, changes)
+        return self._outcome(self._run_aside(step, lane, batch_samples, read, by_tensor=True))
 
     def _run_aside(
         self,
@@ -227,7 +240,7 @@ class HostedLanes:
         lane: int,
         batch_samples: int,
         read: Callable[[], list[Batch]],
-        following: Callable[[], None] = lambda: None,
+        following: Callable[[], None] | None = None,
         *,
         by_tensor: bool = False,
     ) -> LaneResult:
@@ -252,7 +265,7 @@ class HostedLanes:
 
         with runner.aside(slot):
             # A loop of one's own has ended with an error within a lane.
-            return self._tried(run, slot, catches=runner.ended is None)
+            return self._tried(run, slot) if runner.ended is None else run()
 
     def _outcome(self, result: LaneResult) -> Outcome | None:
         if result.shortage or (result.samples and not result.digests):

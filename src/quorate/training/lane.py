@@ -1,5 +1,6 @@
 """One lane's part of a step: forward and backward over its micro-batches, from the committed buffers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,6 +59,10 @@ class LaneResult:
     taken: tuple[torch.Tensor, ...] | None = None
     digests: tuple[int, ...] = ()
 
+    @property
+    def is_unread(self) -> bool:
+        return self.unread is not None or self.taken is not None
+
 
 def read_losses(results: Sequence[LaneResult], device: Device) -> None:
     """Bring the losses of these lanes to the host, in one transfer."""
@@ -75,7 +80,8 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
     for result in results:
         if result.unread is not None:
             result.losses = result.unread.sums(numbers)
-            result.log = {**result.log, **result.unread.logged_sums(numbers)}
+            if result.unread.logged:
+                result.log = {**result.log, **result.unread.logged_sums(numbers)}
             if result.unread.digests:
                 from quorate.replica.lane_digest import joined_halves  # where they are asked for
 
@@ -96,32 +102,28 @@ class MicroBatch(NamedTuple):
 Eager = Callable[[MicroBatch, SpanRecorder | None], list[GivenLoss]]
 
 
-class Captures:
-    """What a device has recorded of a worker's lanes. Kept through all generations. Here: nothing, as on a CPU."""
+class Captures(ABC):
+    """What a device has recorded of a worker's lanes. Kept through all generations."""
 
     @property
+    @abstractmethod
     def number(self) -> int:
         """How many graphs there are."""
-        return 0
 
-    def run(
-        self,
-        batch: MicroBatch,
-        gradients: Gradients,  # noqa: ARG002
-        spans: SpanRecorder | None,
-        eager: Eager,
-    ) -> list[GivenLoss]:
+    @abstractmethod
+    def run(self, batch: MicroBatch, gradients: Gradients, spans: SpanRecorder | None, eager: Eager) -> list[GivenLoss]:
         """Replay what is recorded, so that a lane has collected the gradient of one micro-batch more; else run the
         task's own code, by `eager`."""
-        return eager(batch, spans)
 
+    @abstractmethod
     def lane_ended(self, assigned: Sequence[str]) -> None:
         """Told what user code has assigned."""
 
+    @abstractmethod
     def take_notes(self) -> list[str]:
         """What is to be told of how lanes are run, each thing once."""
-        return []
 
+    @abstractmethod
     def forget(self) -> None:
         """Begin again: nothing is where it was."""
 
@@ -136,7 +138,7 @@ class LaneRunner:
     gradients: Gradients
     watch: StateWatch
     seed: int
-    graphs: Captures = field(default_factory=Captures)
+    graphs: Captures | None = None
     ended: Callable[[int], None] | None = None
     on_lane: Callable[[Sequence[torch.Tensor]], None] | None = None
     _seeds: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -165,7 +167,7 @@ class LaneRunner:
         batches: Sequence[tuple[int, Any]],
         batch_samples: int,
         spans: SpanRecorder | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> LaneResult:
         """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch.
 
@@ -180,10 +182,40 @@ class LaneRunner:
         replica.begin_lane()
         put_back = self.watch.before_lane()
         self._pin_threads()
-        device.seed(self._seed_of(step, lane))
+        device.seed(self._seeds.get((step, lane)) or self._seed_of(step, lane))
         self.gradients.begin(lane if slot is None else slot)
         self._has_begun = True
-        result.unread = self._run_batches(batches, batch_samples, spans)
+        result.unread = unread = Unread()
+        for number, (samples, content) in enumerate(batches, 1):
+            is_last = number == len(batches)
+            batch = MicroBatch(content, samples, batch_samples, is_last)
+            if self.graphs is None:
+                losses = self._run_eagerly(batch, spans)
+            else:
+                losses = self.graphs.run(batch, self.gradients, spans, self._run_eagerly)
+            # What is read at once needs no copy.
+            unread.losses += losses if is_last and device.is_host else [loss.kept() for loss in losses]
+            if logged := take_log(self.task):
+                unread.logged.append((samples, logged))
+        self._end(step, result, batches, meanwhile)
+        assigned = self.watch.after_lane()
+        if self.graphs is not None:
+            self.graphs.lane_ended(assigned)
+        result.put_back = (*put_back, *assigned)
+        # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
+        self._pin_threads()
+        self._has_begun = False
+        return result
+
+    def _end(
+        self,
+        step: int,
+        result: LaneResult,
+        batches: Sequence[tuple[int, Any]],
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        """All of a lane is computed: take down what it has come to."""
+        lane, slot, replica, device = result.lane, self._slot, self.replica, self._device
         result.present = self.gradients.finish()
         if self.ended is not None:
             self.ended(lane if slot is None else ASIDE)
@@ -193,7 +225,8 @@ class LaneRunner:
             self.on_lane(collected(self.gradients, by_tensor=False)[0])
         if self._record is not None:
             self.digest(result)
-        meanwhile()
+        if meanwhile is not None:
+            meanwhile()
         if device.is_host:
             read_losses([result], device)
         if replica.buffers.exist:
@@ -202,13 +235,6 @@ class LaneRunner:
                 result.buffers = replica.buffers.take_changes()
         if self._metrics_every is not None and step % self._metrics_every == 0 and slot is None:
             result.log = {**self._metrics(step, lane, batches), **result.log}
-        assigned = self.watch.after_lane()
-        self.graphs.lane_ended(assigned)
-        result.put_back = (*put_back, *assigned)
-        # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
-        self._pin_threads()
-        self._has_begun = False
-        return result
 
     def read(self, results: Sequence[LaneResult]) -> None:
         """Wait for what these lanes have left on the device."""
@@ -238,26 +264,11 @@ class LaneRunner:
             result.unread = result.unread or Unread()
             result.unread.digests = [each for each in found if isinstance(each, torch.Tensor)]
 
-    def _run_batches(
-        self, batches: Sequence[tuple[int, Any]], batch_samples: int, spans: SpanRecorder | None
-    ) -> Unread:
-        unread = Unread()
-        for number, (samples, content) in enumerate(batches, 1):
-            is_last = number == len(batches)
-            batch = MicroBatch(content, samples, batch_samples, is_last)
-            losses = self.graphs.run(batch, self.gradients, spans, self._run_eagerly)
-            # What is read at once needs no copy.
-            is_next = is_last and self._device.is_host
-            unread.losses += losses if is_next else [loss.kept() for loss in losses]
-            if logged := take_log(self.task):
-                unread.logged.append((samples, logged))
-        return unread
-
     def _run_eagerly(self, batch: MicroBatch, spans: SpanRecorder | None) -> list[GivenLoss]:
         """The task's own code, forward and backward; the losses are still on the device."""
         replica, samples = self.replica, batch.samples
         began = 0.0 if spans is None else spans.clock()
-        content = replica.device.move(batch.content)
+        content = batch.content if replica.device.is_host else replica.device.move(batch.content)
         try:
             with replica.device.autocast():
                 loss = replica.device.compiled(self.task.loss)(replica.model, content)
@@ -316,7 +327,8 @@ class LaneRunner:
             self.gradients.abandon(lane)
         else:
             self.gradients.clear(lane)
-        self.graphs.forget()  # they keep memory of their own
+        if self.graphs is not None:
+            self.graphs.forget()  # they keep memory of their own
         take_log(self.task)
         self.watch.put_back()
         if had_begun:  # and not after it, in the update
@@ -324,10 +336,7 @@ class LaneRunner:
 
     def _seed_of(self, step: int, lane: int) -> int:
         """Of many steps at once, which takes a fraction of the time that each takes within its step."""
-        seed = self._seeds.get((step, lane))
-        if seed is None:
-            steps = range(step, step + SEEDS_AHEAD)
-            self._seeds = {key: value for key, value in self._seeds.items() if key[0] >= step}
-            self._seeds |= {(each, lane): derive_seed(self.seed, "lane", each, lane) for each in steps}
-            seed = self._seeds[step, lane]
-        return seed
+        steps = range(step, step + SEEDS_AHEAD)
+        self._seeds = {key: value for key, value in self._seeds.items() if key[0] >= step}
+        self._seeds |= {(each, lane): derive_seed(self.seed, "lane", each, lane) for each in steps}
+        return self._seeds[step, lane]

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -32,7 +32,7 @@ from quorate.training.activity import Activity, Tracer
 from quorate.training.audit import LaneAudit
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.hosted_lanes import HostedLanes, LaneReader
-from quorate.training.lane import LaneRunner
+from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
 from quorate.training.pending_steps import Laps, PendingSteps, Timing, step_completed
 from quorate.training.save import Draft
@@ -90,18 +90,15 @@ class Loop:
     _shortage: Shortage | None = None
     _last: int = 0
     _lag: Lag | None = None
+    _pending: PendingSteps | None = None
     _draft: tuple[int, Draft] | None = None
-
-    @cached_property
-    def _pending(self) -> PendingSteps:
-        return PendingSteps(self.activity, self._laps, self._complete_pending)
 
     @cached_property
     def _hosted(self) -> HostedLanes:
         hosted, device, audit = self.strategy.hosted, self.replica.device, self.audit
         audited = (lambda _: ()) if audit is None else audit.lanes
         reader = LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device, audited)
-        return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease, audit)
+        return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease, self.audit)
 
     @staticmethod
     def publishes(strategy: Strategy, lanes: range) -> bool:  # noqa: ARG004
@@ -130,7 +127,8 @@ class Loop:
             return self._train()
         except BaseException:
             # What was done before it is told before it; if something was wrong with that, this is what matters.
-            self._pending.complete_all()
+            if self._pending is not None:
+                self._pending.complete_all()
             raise
 
     def _train(self) -> str | None:
@@ -138,17 +136,22 @@ class Loop:
         self.checkpointer.enter(self.strategy, self.progress.cursor.step)
         last = self._last = self.mode.last_step(self.sampler.total_steps)
         self._lag = getattr(self.strategy, "lag", None) if self.may_lag else None
-        self.watch.begin()
+        if self._lag is not None:
+            self._pending = PendingSteps(self.activity, self._laps, self._complete_pending)
+        self.watch.settings.begin()
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
         if self._save_is_due():
             self._begin_save()
-        while self._reached < last and not self.progress.early_stopped:
-            request = self._step()
-            if self._pending:
-                if self._goes_on(request):
-                    continue
-                self._pending.complete_all()
+        begun = self.progress.cursor.step
+        while begun < last and not self.progress.early_stopped:
+            begun += 1
+            # Where memory runs out, all do the step again, in smaller pieces.
+            while (request := self._step(begun)) is None:
+                pass
+            self.watch.settings.begin()
+            if self._pending and self._goes_on(begun, request):
+                continue
             if request.stop is not None:
                 self._save()
                 return request.stop
@@ -176,46 +179,39 @@ class Loop:
         self.feed.close()
         self.strategy.close()
         # It refers to the loop, and such a circle would keep a generation's memory until somebody collects it.
-        vars(self).pop("_pending", None)
+        self._pending = None
         if self.audit is not None:
             self.audit.compute = lambda _: None  # as does this
 
-    @property
-    def _reached(self) -> int:
-        """The last step that was begun."""
-        return self.progress.cursor.step + len(self._pending)
-
-    def _step(self) -> StepRequest:
-        """One step, however often it has to be tried: where memory runs out, all do it again, in smaller pieces."""
-        while (request := self._try_step()) is None:
-            pass
-        self.watch.begin()
-        return request
-
-    def _try_step(self) -> StepRequest | None:
+    def _step(self, step: int) -> StepRequest | None:
+        """Lanes, exchange, update; None where memory ran out, and the step is to be done again."""
         strategy, activity = self.strategy, self.activity
-        step = self._reached + 1
         if self.tracer is not None:
             activity.spans = self.tracer.begin_step(step)
         epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)
         activity.begin_step(step)
         strategy.begin(step)
-        results = self._hosted.run(step, epoch, batch_samples, self.progress, self._last)
-        self._hosted.notes += self.memory.notes()
-        # The first step is read at once: it makes what the optimizers keep, which is then all there. So is an audit.
-        may_lag = self._is_warm and (self.audit is None or not self.audit.is_due(step))
-        lag = self._lag if may_lag and self._lag is not None and self._lag.can_take(results) else None
-        if lag is None:
-            self._pending.complete_all()
+        is_audited = self.audit is not None and self.audit.is_due(step)
+        results = self._hosted.run(step, epoch, batch_samples, self.progress, self._last, is_audited=is_audited)
+        if not self.replica.device.is_host:
+            self._hosted.notes += self.memory.notes()
+        if self._lag is not None and (request := self._begin_late(step, results, is_audited=is_audited)) is not None:
+            return request
+        if any(result.is_unread for result in results):
             self.lanes.read(results)
         self.watch.after_lanes()
+        return self._advance(step, results, self._wishes())
+
+    def _wishes(self) -> StepRequest:
+        """What this worker asks of all at the end of a step."""
         request = self.requested()
-        if request.save is Save.NONE and self.checkpointer.is_wanted(by_time=0 in strategy.hosted):
-            request = replace(request, save=Save.BEGIN)
-        if lag is not None:
-            self._pending.add(step, lag.begin(step, results, request))
-            activity.add_step(activity.seconds, len(strategy.hosted))
-            return request
+        if request.save is Save.NONE and self.checkpointer.is_wanted(by_time=0 in self.strategy.hosted):
+            return replace(request, save=Save.BEGIN)
+        return request
+
+    def _advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepRequest | None:
+        """From the lanes to the next state, with all others; None where memory ran out somewhere."""
+        strategy, activity = self.strategy, self.activity
         # A schedule of the task moves on at the end of the update, to the rates of the next step.
         optimizers = self.replica.optimizers
         rates = optimizers.learning_rates if optimizers.schedulers else None
@@ -240,10 +236,31 @@ class Loop:
             spans.add(PUBLISH, began, spans.root)
         return agreed.request
 
-    def _goes_on(self, request: StepRequest) -> bool:
-        """Whether the next step may begin before the last one that was begun is complete. Nothing may follow from that
-        but a save, of which the device makes the copy: it is begun when that step is read."""
-        step = self._reached
+    def _begin_late(self, step: int, results: Sequence[LaneResult], *, is_audited: bool) -> StepRequest | None:
+        """Have the device do the rest of a step, which is read some steps later. None where it has to be read at once;
+        so has the first, which makes what the optimizers keep, and an audit. Then all before it are complete."""
+        assert self._lag is not None
+        assert self._pending is not None
+        if is_audited or not self._is_warm or not self._lag.can_take(results):
+            self._pending.complete_all()
+            return None
+        self.watch.after_lanes()
+        request = self._wishes()
+        self._pending.add(step, self._lag.begin(step, results, request))
+        self.activity.add_step(self.activity.seconds, len(self.strategy.hosted))
+        return request
+
+    def _goes_on(self, step: int, request: StepRequest) -> bool:
+        """Whether the next step may begin before this one, the last that was begun, is complete; if not, all are
+        completed. Nothing may follow from it but a save, of which the device makes the copy: it is begun when that step
+        is read."""
+        assert self._pending is not None
+        if self._follows(step, request):
+            return True
+        self._pending.complete_all()
+        return False
+
+    def _follows(self, step: int, request: StepRequest) -> bool:
         is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
         if request not in _ONLY_A_SAVE or is_evaluated or step >= self._last:
             return False
@@ -259,7 +276,7 @@ class Loop:
 
     def _complete_pending(self, step: int, agreed: Agreement, timing: Timing) -> None:
         self._complete(step, agreed, timing)
-        self.watch.begin()  # the rate of an update that turned out to be none was put back
+        self.watch.settings.begin()  # the rate of an update that turned out to be none was put back
         if self._draft is None or self._draft[0] != step:
             return
         (_, draft), self._draft = self._draft, None
@@ -339,7 +356,7 @@ class Loop:
         )
         if has_effects and self.replica.optimizers.reacts:
             self.update.react(metric_of(metrics, self.spec.evaluate.metric or "loss", "evaluate.metric"))
-            self.watch.begin()
+            self.watch.settings.begin()
         self._publish_evaluation(evaluated, before)
 
     def _evaluate(self, step: int) -> Evaluated:

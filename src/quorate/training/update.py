@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quorate.core.cached import cached_property
 from quorate.core.digests import derive_seed
 from quorate.core.generation import APPLY
 from quorate.data.sampler import Sampler
@@ -75,7 +76,7 @@ class Update:
         self.change(step, agreement, optimizers.update)
         return agreement._replace(norms=norms)
 
-    @property
+    @cached_property
     def has_plain_norm(self) -> bool:
         """Whether it is only told: then it is computed in a fraction of the time that `clip_grad_norm_` takes."""
         is_plain = self.spec.clip_norm is None and self.replica.loss_scale is None
@@ -135,7 +136,8 @@ class Update:
             # Before the step, which may change buffers too: an average is made of the statistics of this step.
             replica.buffers.commit(agreement.buffers)
         update()
-        optimizers.advance_schedules(step, self.sampler)
+        if optimizers.schedulers:
+            optimizers.advance_schedules(step, self.sampler)
         if runs_user_code:
             self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
         if replica.average is not None:

@@ -101,12 +101,13 @@ class SessionParts:
         return StateWatch(self.task, self.replica)
 
     @cached_property
-    def graphs(self) -> Captures:
-        """A lane's work as its device has captured it: another generation replays what this one has recorded."""
+    def graphs(self) -> Captures | None:
+        """A lane's work as its device has captured it, if it does: another generation replays what this one has
+        recorded."""
         capture = self.replica.device.capture
         waits = self.spec.strategy.couples_passes  # for other workers, within a pass
         if capture is None or waits or isinstance(self.task, HostedLoop):
-            return Captures()
+            return None
         from quorate.cuda.captured_program import LaneGraphs
 
         return LaneGraphs(self.task, self.replica, capture)
@@ -331,7 +332,8 @@ class Assembly:
         gradients, links = self.connection.gradients, self.connection.links
 
         def before_change() -> None:
-            self.checkpointer.settle_before()
+            if not self.checkpointer.is_settled:
+                self.checkpointer.settle_before()
             self.hooks.check_lease()
 
         update = Update(parts.updating, replica, gradients, parts.watch, parts.sampler, activity, before_change)

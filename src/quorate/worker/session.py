@@ -278,7 +278,10 @@ class LoopTrainer:
             return {}
         most = parts.memory.look()
         memory = {} if most is None else {"device_memory": asdict(most)}
-        return {"computed_by": parts.replica.what_runs(is_captured=parts.graphs.number > 0), **memory}
+        return {
+            "computed_by": parts.replica.what_runs(is_captured=parts.graphs is not None and parts.graphs.number > 0),
+            **memory,
+        }
 
     def _is_called(self) -> bool:
         """Whether this generation is to end at the next boundary. Raises when it has ended."""

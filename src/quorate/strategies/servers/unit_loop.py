@@ -139,7 +139,7 @@ class UnitLoop(Loop):
             elif self._worker is not None:
                 self._worker.run_segment()
             request = self._meet(stood, hub)
-            self.watch.begin()
+            self.watch.settings.begin()
             return request
         except BaseException:
             # Of what is done between boundaries only the servers' records know.
@@ -160,7 +160,7 @@ class UnitLoop(Loop):
     def _compute(self, unit: Unit) -> LaneResult:
         """The lane's gradient of the mean over its own samples."""
         planned = len(self.sampler.share(unit.step, unit.lane))
-        self.watch.begin()
+        self.watch.settings.begin()
         epoch = self.sampler.epoch_of(unit.step)
         result = self._hosted.run_lane(unit.step, epoch, unit.lane, planned, self.progress, self._last)
         self.watch.after_lanes()
