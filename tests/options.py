@@ -99,7 +99,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "cuda": (
         "bits/test_captured_bits.py",
         "core/test_gpu*",
-        "cuda/*",
+        "gpu/*",
         "spec/test_gpu_workers.py",
     ),
     "ray": (

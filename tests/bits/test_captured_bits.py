@@ -8,8 +8,8 @@ import pytest
 import gang
 from bits import bit_tasks as tasks
 from bits.test_bits import CASES, Case, alone
-from cuda.host_memory import HostMemory
-from cuda.recording_capture import RecordingCapture
+from gpu.host_memory import HostMemory
+from gpu.recording_capture import RecordingCapture
 from quorate.replica.device import Device
 
 CAPTURED = "is captured in a graph"

@@ -10,7 +10,7 @@ from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
-from cuda.recording_capture import RecordingCapture
+from gpu.recording_capture import RecordingCapture
 from quorate.replica.device import Device
 from quorate.replica.replica import Replica
 from quorate.task.run_mode import RunMode

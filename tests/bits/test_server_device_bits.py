@@ -13,9 +13,9 @@ import gang
 from bits import bit_tasks as tasks
 from bits import sparse_tasks
 from bits.test_lagging_bits import Convolutions
+from gpu import cuda_norms
 from quorate.task.task import Task
 from replica.away_device import AwayDevice
-from training import cuda_norms
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

@@ -7,7 +7,7 @@ import torch
 
 import gang
 from bits import bit_tasks as tasks
-from cuda.host_memory import HostMemory
+from gpu.host_memory import HostMemory
 from quorate.collectives.memory import NotShareable
 from quorate.core.errors import RunError
 from quorate.replica.device import CPU, Device

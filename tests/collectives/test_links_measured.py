@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from collectives import rings, test_shared_memory_reduction
 from collectives.test_shared_memory_reduction import plan_of
 from memory_link import MemoryLink
 from quorate.collectives.reduction import Reduction
@@ -13,7 +14,6 @@ from quorate.collectives.ring import Ring
 from quorate.collectives.shared_memory import SharedMemoryReduction
 from quorate.core.digests import Buffer
 from quorate.wire.link import Deadline, Tag
-from reduce import rings, test_shared_memory_reduction
 
 CASES = [(lanes, workers) for lanes in (2, 3, 5, 8) for workers in range(2, lanes + 1)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from command import Workplace
 from docs.test_own_loop_patterns import BEGINNING, PATTERNS
-from training import loops_as_written
+from own_loop import loops_as_written
 from trial import assert_recovered, chaos, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.usefixtures("unmeasured")]

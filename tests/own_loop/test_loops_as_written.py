@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from own_loop import loops_as_written as loops
 from own_loop.loops_as_written import EQUAL, REFUSED, Main
 from quorate.own_loop.loop import own_loop_of
-from training import loops_as_written as loops
 from training.recorded import run
 
 OFTEN = {

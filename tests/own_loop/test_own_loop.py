@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from own_loop import own_loops as loops
 from quorate.own_loop.loop import own_loop_of
-from training import own_loops as loops
 from training.recorded import run
 
 KEYS: dict[str, Any] = {"batch_size": 12, "epochs": 2, "evaluate": {"every": 3}, "checkpoint": {"every": 2}}

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from own_loop import own_loops as loops
 from quorate.core.errors import LanesDiffer, UnsupportedModelError
 from quorate.own_loop import rehearsal as own_rehearsal
 from quorate.own_loop.loop import own_loop_of
 from quorate.own_loop.state import numbers_of, same_numbers
 from quorate.task.imported_anew import imported_anew, swapped_modules
 from quorate.training.loop import Loop
-from training import own_loops as loops
 from training.recorded import run
 
 KEYS: dict[str, Any] = {"batch_size": 12, "steps": 4}
@@ -44,14 +44,14 @@ def test_a_worker_that_computes_wrongly_is_not_told_as_a_mistake_of_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An audit names parts that differ, buffers among them, as does the message on a loop that changes them."""
-    step = Loop._try_step
+    step = Loop._step
     found = LanesDiffer("Lane 1 was computed several times (buffer '2.running_mean' differs); worker 0 is wrong", [0])
 
-    def differ(self: Loop) -> Any:
-        step(self)
+    def differ(self: Loop, number: int) -> Any:
+        step(self, number)
         raise found
 
-    monkeypatch.setattr(Loop, "_try_step", differ)
+    monkeypatch.setattr(Loop, "_step", differ)
     failure = run(own_loop_of(loops.noisy), tmp_path, **KEYS).ended.failure
     assert (failure.kind, failure.message) == ("LanesDiffer", str(found))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import torch
 
-from cuda.host_memory import HostMemory
+from gpu.host_memory import HostMemory
 from quorate.collectives.memory import DeviceMemory
 from quorate.replica.device import EVERYTHING, CopyOut, Device, Model, Numbers
 

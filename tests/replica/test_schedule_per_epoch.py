@@ -8,10 +8,10 @@ import torch
 
 import gang
 from bits import bit_tasks
+from own_loop import own_loops as loops
 from quorate.core.errors import TaskError
 from quorate.own_loop.loop import own_loop_of
 from quorate.task.task import configure
-from training import own_loops as loops
 from training.recorded import on_one_and_on_three, run
 from training.test_skipping import POISONED, Poisoned, batches
 

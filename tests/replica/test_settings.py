@@ -351,8 +351,8 @@ def test_nor_does_the_next_step_or_evaluation_take_what_is_there_for_right(
 ) -> None:
     step = Loop._step
 
-    def other_after_it(loop: Loop) -> Any:
-        request = step(loop)
+    def other_after_it(loop: Loop, number: int) -> Any:
+        request = step(loop, number)
         loop.replica.optimizers.by_name[""].param_groups[0]["lr"] = 0.5
         return request
 

@@ -13,7 +13,7 @@ from quorate.data.samples import Batch
 from quorate.replica.device import Device
 from quorate.training import activity as activity_module
 from quorate.training.activity import Activity
-from quorate.training.hosted_lanes import LaneReader
+from quorate.training.hosted_lanes import AheadReader
 
 HOSTED = range(1, 3)
 LAST = 3
@@ -60,7 +60,7 @@ class Reading:
         sampler = SimpleNamespace(epoch_of=lambda _: 0, micro_batches=lambda *_: [indices_of([0])])
         evaluation = SimpleNamespace(is_due=lambda step, _: step == 2)
         given: Any = (self.feed, sampler, evaluation, HOSTED, self.activity, device or Away())
-        self.reader = LaneReader(*given)
+        self.reader = AheadReader(*given)
 
     def ahead(self, step: int, lane: int) -> None:
         self.reader.read_ahead(step, lane, LAST, ())

@@ -6,6 +6,7 @@ import pytest
 
 import command_task
 import gang
+from own_loop import own_loops
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import TaskError
 from quorate.own_loop.loop import own_loop_of
@@ -13,7 +14,6 @@ from quorate.replica.replica import Replica
 from quorate.task.run_mode import RunMode
 from quorate.task.task import configure
 from quorate.worker.assembly import SessionParts, build_samples, check_evaluable
-from training import own_loops
 
 
 def test_the_order_of_samples_is_made_once_for_all_generations(tmp_path: Any) -> None:

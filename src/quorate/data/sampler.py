@@ -90,7 +90,9 @@ class Sampler(ABC):
 
     def micro_batches(self, step: int, lane: int, changes: MicroBatchChanges = ()) -> tuple[Indices, ...]:
         """What a lane reads at a step: the indices of each micro-batch, the empty ones left out."""
-        share, count = self.share(step, lane), micro_batch_count(self.spec.accumulate, changes, step)
+        share, count = self.share(step, lane), self.spec.accumulate
+        if changes:
+            count = micro_batch_count(count, changes, step)
         if count == 1:
             return (share,) if len(share) else ()
         return tuple(share[part] for part in cut(len(share), count) if part.start < part.stop)

@@ -93,11 +93,11 @@ class Gradients:
 
     def total_norm(self, device: Device) -> float:
         """The norm of the sum."""
-        return total_norm(self._norms(), device)
+        return total_norm(norms_of([p.grad for p in self.parameters if p.grad is not None]), device)
 
     def norm(self) -> torch.Tensor:
         """The same, still on the device."""
-        return norm_of(self._norms())
+        return norm_of(norms_of([p.grad for p in self.parameters if p.grad is not None]))
 
     def clipped_norm(self, parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
         """The norm of what these parameters have, which is scaled down to `clip` where it is above."""
@@ -112,9 +112,6 @@ class Gradients:
     def drop(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
-
-    def _norms(self) -> list[torch.Tensor]:
-        return norms_of([parameter.grad for parameter in self.parameters if parameter.grad is not None])
 
 
 class LoneGradients(Gradients):
@@ -183,7 +180,7 @@ def norms_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Of each by itself, type by type as `clip_grad_norm_` takes them: a device has other kernels for mixed ones."""
     dtypes = {one.dtype for one in gradients}
     if len(dtypes) == 1:
-        return list(torch._foreach_norm(gradients))
+        return list(torch._foreach_norm(list(gradients)))
     norms: dict[int, torch.Tensor] = {}
     for dtype in dtypes:
         numbers = [number for number, one in enumerate(gradients) if one.dtype == dtype]

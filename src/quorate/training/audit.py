@@ -45,11 +45,6 @@ class AuditPlan:
     hosts: Sequence[tuple[int, range]]
     first: int
 
-    def is_due(self, step: int) -> bool:
-        """Whether a step has any."""
-        workers, lanes = len(self.hosts), sum(len(hosted) for _, hosted in self.hosts)
-        return (step == self.first and workers > 1) or step * lanes // self.every > (step - 1) * lanes // self.every
-
     def audits(self, step: int) -> tuple[Audit, ...]:
         workers, lanes = len(self.hosts), sum(len(hosted) for _, hosted in self.hosts)
         if step == self.first and workers > 1:
@@ -165,8 +160,15 @@ class LaneAudit:
     compute: Callable[[int], Outcome | None] = lambda _: None
     _seen: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._lanes = sum(len(hosted) for _, hosted in self.plan.hosts)
+
     def is_due(self, step: int) -> bool:
-        return self.record.doubt is not None or self.plan.is_due(step)
+        """Whether a step has any, or a doubt is open."""
+        plan, lanes = self.plan, self._lanes
+        is_first = step == plan.first and len(plan.hosts) > 1
+        is_in_turn = step * lanes // plan.every > (step - 1) * lanes // plan.every
+        return is_first or is_in_turn or self.record.doubt is not None
 
     def lanes(self, step: int) -> tuple[int, ...]:
         """The lanes that this worker audits, before it computes its own."""

@@ -36,10 +36,7 @@ from quorate.training.lane import LaneResult, LaneRunner
 
 @dataclass(eq=False)
 class LaneReader:
-    """Has the batches of lanes in the order of the feed's plan.
-
-    `read_ahead` has the next lane's batches on their way to the device while that computes a lane.
-    """
+    """Has the batches of lanes in the order of the feed's plan."""
 
     feed: Feed
     sampler: Sampler
@@ -48,14 +45,49 @@ class LaneReader:
     activity: Activity
     device: Device
     audited: Callable[[int], Sequence[int]] = lambda _: ()
+
+    def read(
+        self,
+        step: int,
+        lane: int,
+        changes: MicroBatchChanges,
+        *,
+        aside: bool = False,  # noqa: ARG002
+        again: bool = False,
+    ) -> list[Batch]:
+        """The micro-batches of a lane, as the feed answers; `aside`: of one that is audited here. `again`: and nothing
+        else afterwards, since this generation has no other step."""
+        epoch = self.sampler.epoch_of(step)
+        planned = self.sampler.micro_batches(step, lane, changes)
+        requests = [Request(Source.TRAINING, epoch, samples, lane) for samples in planned]
+        if again:
+            self.feed.begin_again(iter(requests))
+        # Before the first is read: if that kills the worker, somebody can tell which they were.
+        self.activity.write_samples(epoch, joined([each.numbers for each in requests]).data)
+        return [self.feed.next(request) for request in requests]
+
+    def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
+        """Read on from here, by another plan."""
+        plan = planned_requests(self.sampler, self.evaluation, self.hosted, cursor, changes, self.audited)
+        self.feed.begin_again(plan)
+
+
+@dataclass(eq=False)
+class AheadReader(LaneReader):
+    """The same for a device: `read_ahead` has the next lane's batches on their way there while it computes a lane. The
+    host has no time to spare while it computes itself."""
+
     _ahead: tuple[int, int, bool] | None = None
     _batches: list[Batch] = field(default_factory=list)
 
-    def read(self, step: int, lane: int, changes: MicroBatchChanges, *, aside: bool = False) -> list[Batch]:
-        """The micro-batches of a lane, as the feed answers; `aside`: of one that is audited here."""
+    def read(
+        self, step: int, lane: int, changes: MicroBatchChanges, *, aside: bool = False, again: bool = False
+    ) -> list[Batch]:
         place, batches = self._ahead, self._batches
         self._ahead, self._batches = None, []
-        return batches if place == (step, lane, aside) else self._ask(step, lane, changes)
+        if not again and place == (step, lane, aside):
+            return batches
+        return super().read(step, lane, changes, again=again)
 
     def read_ahead(self, step: int, lane: int, last: int, changes: MicroBatchChanges, *, aside: bool = False) -> None:
         """Those of the lane that follows this one, unless an evaluation comes first or the end, at step `last`: the
@@ -66,7 +98,7 @@ class LaneReader:
             return
         place = (step, *rest[0]) if rest else (step + 1, *self._order(step + 1)[0])
         began = perf_counter()
-        batches = self._ask(*place[:2], changes)
+        batches = super().read(*place[:2], changes)
         self.activity.count_as(DATA, perf_counter() - began)
         with suppress(torch.OutOfMemoryError):  # there is room when the lane is done
             batches = [replace(batch, content=self.device.move(batch.content)) for batch in batches]
@@ -77,25 +109,8 @@ class LaneReader:
         return [*((lane, True) for lane in self.audited(step)), *((lane, False) for lane in self.hosted)]
 
     def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
-        """Read on from here, by another plan."""
         self._ahead, self._batches = None, []
-        plan = planned_requests(self.sampler, self.evaluation, self.hosted, cursor, changes, self.audited)
-        self.feed.begin_again(plan)
-
-    def read_again(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
-        """What a lane of the present step reads, and nothing else afterwards: this generation has no other step."""
-        self.feed.begin_again(iter(self._requests(step, lane, changes)))
-        return self._ask(step, lane, changes)
-
-    def _ask(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
-        requests = self._requests(step, lane, changes)
-        # Before the first is read: if that kills the worker, somebody can tell which they were.
-        self.activity.write_samples(self.sampler.epoch_of(step), joined([each.numbers for each in requests]).data)
-        return [self.feed.next(request) for request in requests]
-
-    def _requests(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Request]:
-        epoch, planned = self.sampler.epoch_of(step), self.sampler.micro_batches(step, lane, changes)
-        return [Request(Source.TRAINING, epoch, samples, lane) for samples in planned]
+        super().begin_again(cursor, changes)
 
 
 @dataclass(eq=False)
@@ -130,7 +145,9 @@ class HostedLanes:
                 self._audit_others(self.audit, step, batch_samples, progress, last)
         results: list[LaneResult] = []
         catches = self.spec.on_out_of_memory == "shrink"
-        count = micro_batch_count(self.spec.accumulate, progress.micro_batches, step)
+        count, changes = self.spec.accumulate, progress.micro_batches
+        if changes:
+            count = micro_batch_count(count, changes, step)
         for lane in self.hosted:
             if results and results[-1].shortage:
                 self.runner.run(step, lane, (), batch_samples)
@@ -163,8 +180,9 @@ class HostedLanes:
         # What the feed has answered with; a ledger of what was planned proves nothing.
         read = [batch.samples for batch in answers]
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
-        # The host has no time to spare while it computes itself: there nobody reads ahead.
-        following = None if self.device.is_host else partial(self.reader.read_ahead, step, lane, last, changes)
+        following: Callable[[], None] | None = None
+        if isinstance(self.reader, AheadReader):
+            following = partial(self.reader.read_ahead, step, lane, last, changes)
         result = self.runner.run(step, lane, batches, batch_samples, activity.spans, meanwhile=following)
         result.read = joined(read)
         activity.leave()
@@ -225,13 +243,14 @@ class HostedLanes:
         changes = progress.micro_batches
         for lane in audit.lanes(step):
             read = partial(self.reader.read, step, lane, changes, aside=True)
-            ahead = partial(self.reader.read_ahead, step, lane, last, changes, aside=True)
-            following = None if self.device.is_host else ahead
+            following: Callable[[], None] | None = None
+            if isinstance(self.reader, AheadReader):
+                following = partial(self.reader.read_ahead, step, lane, last, changes, aside=True)
             audit.see(lane, self._outcome(self._run_aside(step, lane, batch_samples, read, following)))
 
     def _compute_again(self, step: int, batch_samples: int, changes: MicroBatchChanges, lane: int) -> Outcome | None:
         """A lane of the present step, to settle a difference."""
-        read = partial(self.reader.read_again, step, lane, changes)
+        read = partial(self.reader.read, step, lane, changes, again=True)
         return self._outcome(self._run_aside(step, lane, batch_samples, read, by_tensor=True))
 
     def _run_aside(

@@ -14,7 +14,6 @@ from quorate.core.spans import BACKWARD, FORWARD, SpanRecorder
 from quorate.core.user_code import RAISED, Hint, blame_user_code
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
-from quorate.replica.device import Device
 from quorate.replica.gradients import Gradients
 from quorate.replica.losses import GivenLoss, LossSum, Unread, checked_losses
 from quorate.replica.optimizers import SOLE
@@ -58,16 +57,6 @@ class LaneResult:
     shortage: str = ""
     taken: tuple[torch.Tensor, ...] | None = None
     digests: tuple[int, ...] = ()
-
-    @property
-    def is_unread(self) -> bool:
-        return self.unread is not None or self.taken is not None
-
-
-def read_losses(results: Sequence[LaneResult], device: Device) -> None:
-    """Bring the losses of these lanes to the host, in one transfer."""
-    if scalars := unread_scalars(results):
-        fill_in(results, iter(device.numbers(scalars)()))
 
 
 def unread_scalars(results: Sequence[LaneResult]) -> list[torch.Tensor]:
@@ -228,7 +217,7 @@ class LaneRunner:
         if meanwhile is not None:
             meanwhile()
         if device.is_host:
-            read_losses([result], device)
+            self.read([result])
         if replica.buffers.exist:
             result.taken = replica.buffers.take()
             if result.taken is None:
@@ -238,7 +227,8 @@ class LaneRunner:
 
     def read(self, results: Sequence[LaneResult]) -> None:
         """Wait for what these lanes have left on the device."""
-        read_losses(results, self._device)
+        if scalars := unread_scalars(results):
+            fill_in(results, iter(self._device.numbers(scalars)()))
         for result in results:
             if result.taken is not None:
                 result.buffers, result.taken = self.replica.buffers.changes_in(result.taken), None

@@ -31,7 +31,7 @@ from quorate.task.task import notice_of_misspelt
 from quorate.training.activity import Activity, Tracer
 from quorate.training.audit import LaneAudit
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.hosted_lanes import HostedLanes, LaneReader
+from quorate.training.hosted_lanes import AheadReader, HostedLanes, LaneReader
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
 from quorate.training.pending_steps import Laps, PendingSteps, Timing, step_completed
@@ -97,7 +97,8 @@ class Loop:
     def _hosted(self) -> HostedLanes:
         hosted, device, audit = self.strategy.hosted, self.replica.device, self.audit
         audited = (lambda _: ()) if audit is None else audit.lanes
-        reader = LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device, audited)
+        kind = LaneReader if device.is_host else AheadReader
+        reader = kind(self.feed, self.sampler, self.evaluation, hosted, self.activity, device, audited)
         return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease, self.audit)
 
     @staticmethod
@@ -145,13 +146,13 @@ class Loop:
             self._begin_save()
         begun = self.progress.cursor.step
         while begun < last and not self.progress.early_stopped:
-            begun += 1
             # Where memory runs out, all do the step again, in smaller pieces.
-            while (request := self._step(begun)) is None:
+            while (request := self._step(begun + 1)) is None:
                 pass
-            self.watch.settings.begin()
-            if self._pending and self._goes_on(begun, request):
+            if self._pending and self._goes_on(begun + 1, request):
+                begun += 1
                 continue
+            begun = self.progress.cursor.step
             if request.stop is not None:
                 self._save()
                 return request.stop
@@ -195,9 +196,8 @@ class Loop:
         results = self._hosted.run(step, epoch, batch_samples, self.progress, self._last, is_audited=is_audited)
         if not self.replica.device.is_host:
             self._hosted.notes += self.memory.notes()
-        if self._lag is not None and (request := self._begin_late(step, results, is_audited=is_audited)) is not None:
-            return request
-        if any(result.is_unread for result in results):
+            if self._lag is not None and (request := self._begin_late(step, results, is_audited)) is not None:
+                return request
             self.lanes.read(results)
         self.watch.after_lanes()
         return self._advance(step, results, self._wishes())
@@ -234,9 +234,10 @@ class Loop:
             self.publish(event)
         if spans is not None:
             spans.add(PUBLISH, began, spans.root)
+        self.watch.settings.begin()
         return agreed.request
 
-    def _begin_late(self, step: int, results: Sequence[LaneResult], *, is_audited: bool) -> StepRequest | None:
+    def _begin_late(self, step: int, results: Sequence[LaneResult], is_audited: bool) -> StepRequest | None:
         """Have the device do the rest of a step, which is read some steps later. None where it has to be read at once;
         so has the first, which makes what the optimizers keep, and an audit. Then all before it are complete."""
         assert self._lag is not None
@@ -248,6 +249,7 @@ class Loop:
         request = self._wishes()
         self._pending.add(step, self._lag.begin(step, results, request))
         self.activity.add_step(self.activity.seconds, len(self.strategy.hosted))
+        self.watch.settings.begin()
         return request
 
     def _goes_on(self, step: int, request: StepRequest) -> bool:

@@ -41,7 +41,8 @@ class Update:
 
     def apply(self, step: int, agreement: Agreement) -> Agreement:
         """Update parameters and buffers; the agreement with the norm of each optimizer's gradient, before clipping."""
-        self.begin()
+        self.before_change()
+        self.activity.enter(APPLY)
         if agreement.is_void:
             self.leave_out(step)
         else:

@@ -26,5 +26,5 @@ def test_a_worker_pulls_nothing_while_what_it_holds_is_being_digested_for_a_save
     loop._server, loop._worker = None, Mock(run_segment=work)
     loop.checkpointer = Mock(settle_before=lambda: order.append("settle"))
     with pytest.raises(Pulled):
-        loop._step()
+        loop._step(1)
     assert order == ["settle", "pull"]

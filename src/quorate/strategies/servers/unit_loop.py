@@ -121,7 +121,7 @@ class UnitLoop(Loop):
         assert isinstance(self.strategy, UnitStrategy)
         return self.strategy
 
-    def _step(self) -> StepRequest:
+    def _step(self, step: int) -> StepRequest:  # noqa: ARG002
         """A segment: to the next boundary, and what all do there of what some are asked."""
         stood, units = self.progress, self._units
         self._is_boundary = False

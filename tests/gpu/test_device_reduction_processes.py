@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from collectives.reference import bits, reference_sum, wide_values
-from cuda.host_memory import HostMemory
+from gpu.host_memory import HostMemory
 from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.collectives.memory import zeros
 from quorate.core.errors import LinkError, PeerLost

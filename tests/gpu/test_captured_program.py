@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gang
-from cuda.recording_capture import RecordingCapture
+from gpu.recording_capture import RecordingCapture
 from plain_gradients import plain_gradients
 from quorate.cuda.captured_program import MOST_GRAPHS, LaneGraphs
 from quorate.replica.gradients import LoneGradients

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from cuda.host_memory import HostMemory
+from gpu.host_memory import HostMemory
 from quorate.collectives.memory import DeviceMemory, NotShareable
 from quorate.cuda import memory as cuda_memory
 from quorate.cuda.memory import OUT_OF_MEMORY, CudaMemory, DriverError

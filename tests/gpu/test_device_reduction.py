@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.reference import bits, reference_sum, wide_values
-from cuda.host_memory import HostMemory
+from gpu.host_memory import HostMemory
 from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.collectives.memory import DeviceMemory, GradientMemory, NotShareable, zeros
 from quorate.collectives.reduction import Reduction
