@@ -258,7 +258,7 @@ class LaneRunner:
         """The task's own code, forward and backward; the losses are still on the device."""
         replica, samples = self.replica, batch.samples
         began = 0.0 if spans is None else spans.clock()
-        content = batch.content if replica.device.is_host else replica.device.move(batch.content)
+        content = replica.device.move(batch.content)
         try:
             with replica.device.autocast():
                 loss = replica.device.compiled(self.task.loss)(replica.model, content)
