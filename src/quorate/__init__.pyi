@@ -18,7 +18,7 @@ from quorate.core.failure import JobFailed as JobFailed
 from quorate.data.stream import Stream as Stream
 from quorate.shards.dataset import Shards as Shards
 from quorate.task.task import Task as Task
-from quorate.training.attention import attention as attention
+from quorate.cuda.attention import attention as attention
 from quorate.tune.result import SearchResult as SearchResult
 from quorate.tune.result import open_search as open_search
 from quorate.tune.search import Search as Search
