@@ -15,10 +15,10 @@ from quorate.core.errors import RequestError as RequestError
 from quorate.core.errors import RunError as RunError
 from quorate.core.errors import TaskError as TaskError
 from quorate.core.failure import JobFailed as JobFailed
+from quorate.cuda.attention import attention as attention
 from quorate.data.stream import Stream as Stream
 from quorate.shards.dataset import Shards as Shards
 from quorate.task.task import Task as Task
-from quorate.cuda.attention import attention as attention
 from quorate.tune.result import SearchResult as SearchResult
 from quorate.tune.result import open_search as open_search
 from quorate.tune.search import Search as Search
