@@ -34,7 +34,6 @@ def trained(task: type[quorate.Task], folder: Path, shape: tuple[int, int, int],
     return gang.train(task, spec, min(workers, spec.lanes), folder, hosts=hosts, stop_at=stop_at)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("task", "keys"),
     [pytest.param(*case, id=name, marks=() if at in QUICK else pytest.mark.long) for at, (case, name) in NUMBERED],
