@@ -24,6 +24,12 @@ def plan(lanes: int, workers: int, every: int, first: int = 1) -> AuditPlan:
     return AuditPlan(every, [(10 + place, hosted) for place, hosted in enumerate(host_lanes(lanes, workers))], first)
 
 
+@given(counts, st.integers(1, 40), st.integers(1, 100))
+def test_a_step_is_due_where_it_has_audits(sizes: tuple[int, int], every: int, first: int) -> None:
+    planned = plan(*sizes, every, first)
+    assert all(planned.is_due(step) == bool(planned.audits(step)) for step in range(first, first + 60))
+
+
 @given(counts, st.integers(1, 40), st.integers(1, 300))
 def test_one_lane_in_so_many_is_audited_and_each_worker_as_often_as_the_others(
     shape: tuple[int, int], every: int, begin: int

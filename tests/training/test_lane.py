@@ -1,8 +1,9 @@
 """One lane: the gradient, losses, log and buffers that it contributes, and what loss() may not give."""
 
 import re
+import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -218,3 +219,34 @@ def test_the_place_of_an_error_stays_for_the_report_and_times_add_up() -> None:
     assert told == [(3, "data", 1), (3, "data", 2), (3, "compute", 2)]
     activity.begin_step(4)
     assert set(activity.seconds.values()) == {0.0}
+
+
+class Marked(torch.autograd.Function):
+    """Its part of the graph has a mark, which lives as long."""
+
+    marks: ClassVar[list[weakref.ref[Any]]] = []
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.mark = nn.Identity()
+        Marked.marks.append(weakref.ref(ctx.mark))
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+class Measured(Given):
+    def metrics(self, model: nn.Module, batch: Any) -> Any:
+        return {"graphs": float(sum(mark() is not None for mark in Marked.marks))}
+
+
+def test_metrics_of_a_lane_are_not_computed_beside_its_graph() -> None:
+    mark: Any = Marked.apply
+    lane = OneLane(lambda model, _: mark(model["a"].sum()), Measured)
+    lane.replica.spec = lane.replica.spec.model_copy(update={"train_metrics_every": 1})
+    lane.runner = LaneRunner(lane.task, lane.replica, lane.gradients, lane.runner.watch, seed=1)
+    log = lane.run((2, 0.0), (2, 0.0)).log
+    assert len(Marked.marks) == 2
+    assert log["graphs"][0] == 0

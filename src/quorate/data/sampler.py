@@ -14,7 +14,7 @@ from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, TaskError
 from quorate.core.generation import Cursor, Phase
 from quorate.core.user_code import user_code
-from quorate.data.indices import Indices
+from quorate.data.indices import Indices, indices_of
 from quorate.data.ledger import Tally
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
@@ -90,9 +90,7 @@ class Sampler(ABC):
 
     def micro_batches(self, step: int, lane: int, changes: MicroBatchChanges = ()) -> tuple[Indices, ...]:
         """What a lane reads at a step: the indices of each micro-batch, the empty ones left out."""
-        share, count = self.share(step, lane), self.spec.accumulate
-        if changes:
-            count = micro_batch_count(count, changes, step)
+        share, count = self.share(step, lane), micro_batch_count(self.spec.accumulate, changes, step)
         if count == 1:
             return (share,) if len(share) else ()
         return tuple(share[part] for part in cut(len(share), count) if part.start < part.stop)
@@ -196,7 +194,7 @@ class Request:
         self.epoch = epoch
         # An array as long as nobody needs the samples one by one: thousands of Python's numbers take longer than the
         # rest of a small batch.
-        self.numbers: Indices = numpy.asarray(samples, dtype=numpy.int64)
+        self.numbers = indices_of(samples)
         self.lane = lane
 
     @property

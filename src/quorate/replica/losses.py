@@ -84,10 +84,7 @@ class Unread:
             value = next(numbers)
             count = next(numbers) if isinstance(items, torch.Tensor) else items
             part = LossSum(value if per_item else value * samples, count, per_item)
-            if name in totals:
-                totals[name].add(part)
-            else:
-                totals[name] = part
+            totals.setdefault(name, LossSum()).add(part)
         return totals
 
     def logged_sums(self, numbers: Iterator[float]) -> dict[str, tuple[float, float]]:

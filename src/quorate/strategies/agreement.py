@@ -342,9 +342,9 @@ def pack(by_lane: Mapping[int, Mapping[str, torch.Tensor]]) -> bytes:
         for name, value in values.items():
             dtype = str(value.dtype).removeprefix("torch.")
             rows.append((lane, name, dtype, value.shape))
-            groups.setdefault(dtype, []).append(value.detach().reshape(-1))
+            groups.setdefault(dtype, []).append(value.detach().cpu().reshape(-1))
     head = json.dumps([list(by_lane), rows]).encode()
-    return b"".join([len(head).to_bytes(4), head, *(CPU.content(torch.cat(group).cpu()) for group in groups.values())])
+    return b"".join([len(head).to_bytes(4), head, *(CPU.content(torch.cat(group)) for group in groups.values())])
 
 
 def unpack(payload: bytes, device: Device = CPU) -> dict[int, dict[str, torch.Tensor]]:

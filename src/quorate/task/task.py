@@ -337,5 +337,5 @@ def sets_of(given: Any) -> tuple[Any, ...]:
 
 
 def is_scalar(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether it is a tensor that `Device.numbers` can read."""
+    """Whether it is a tensor with one number, as a device brings them to the host."""
     return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()

@@ -46,10 +46,18 @@ class AuditPlan:
     first: int
 
     def audits(self, step: int) -> tuple[Audit, ...]:
-        workers, lanes = len(self.hosts), sum(len(hosted) for _, hosted in self.hosts)
+        workers = len(self.hosts)
         if step == self.first and workers > 1:
             return tuple(self._audit(step * workers + position) for position in range(workers))
-        return tuple(map(self._audit, range((step - 1) * lanes // self.every, step * lanes // self.every)))
+        return tuple(map(self._audit, self._in_turn(step)))
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step has any: most have none."""
+        return bool(self._in_turn(step)) or (step == self.first and len(self.hosts) > 1)
+
+    def _in_turn(self, step: int) -> range:
+        lanes = sum(len(hosted) for _, hosted in self.hosts)
+        return range((step - 1) * lanes // self.every, step * lanes // self.every)
 
     def _audit(self, number: int) -> Audit:
         workers, turn = len(self.hosts), number // len(self.hosts)
@@ -160,15 +168,9 @@ class LaneAudit:
     compute: Callable[[int], Outcome | None] = lambda _: None
     _seen: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._lanes = sum(len(hosted) for _, hosted in self.plan.hosts)
-
     def is_due(self, step: int) -> bool:
         """Whether a step has any, or a doubt is open."""
-        plan, lanes = self.plan, self._lanes
-        is_first = step == plan.first and len(plan.hosts) > 1
-        is_in_turn = step * lanes // plan.every > (step - 1) * lanes // plan.every
-        return is_first or is_in_turn or self.record.doubt is not None
+        return self.record.doubt is not None or self.plan.is_due(step)
 
     def lanes(self, step: int) -> tuple[int, ...]:
         """The lanes that this worker audits, before it computes its own."""

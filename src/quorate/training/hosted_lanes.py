@@ -145,9 +145,7 @@ class HostedLanes:
                 self._audit_others(self.audit, step, batch_samples, progress, last)
         results: list[LaneResult] = []
         catches = self.spec.on_out_of_memory == "shrink"
-        count, changes = self.spec.accumulate, progress.micro_batches
-        if changes:
-            count = micro_batch_count(count, changes, step)
+        count = micro_batch_count(self.spec.accumulate, progress.micro_batches, step)
         for lane in self.hosted:
             if results and results[-1].shortage:
                 self.runner.run(step, lane, (), batch_samples)

@@ -174,7 +174,7 @@ class LaneRunner:
         device.seed(self._seeds.get((step, lane)) or self._seed_of(step, lane))
         self.gradients.begin(lane if slot is None else slot)
         self._has_begun = True
-        result.unread = unread = Unread()
+        result.unread, losses = Unread(), list[GivenLoss]()
         for number, (samples, content) in enumerate(batches, 1):
             is_last = number == len(batches)
             batch = MicroBatch(content, samples, batch_samples, is_last)
@@ -183,9 +183,10 @@ class LaneRunner:
             else:
                 losses = self.graphs.run(batch, self.gradients, spans, self._run_eagerly)
             # What is read at once needs no copy.
-            unread.losses += losses if is_last and device.is_host else [loss.kept() for loss in losses]
+            result.unread.losses += losses if is_last and device.is_host else [loss.kept() for loss in losses]
             if logged := take_log(self.task):
-                unread.logged.append((samples, logged))
+                result.unread.logged.append((samples, logged))
+        del losses  # or the graph of the last would take its memory until the lane has ended
         self._end(step, result, batches, meanwhile)
         assigned = self.watch.after_lane()
         if self.graphs is not None:

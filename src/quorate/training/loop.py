@@ -149,7 +149,7 @@ class Loop:
             # Where memory runs out, all do the step again, in smaller pieces.
             while (request := self._step(begun + 1)) is None:
                 pass
-            if self._pending and self._goes_on(begun + 1, request):
+            if self._pending and self._stays_ahead(begun + 1, request):
                 begun += 1
                 continue
             begun = self.progress.cursor.step
@@ -252,17 +252,18 @@ class Loop:
         self.watch.settings.begin()
         return request
 
-    def _goes_on(self, step: int, request: StepRequest) -> bool:
-        """Whether the next step may begin before this one, the last that was begun, is complete; if not, all are
-        completed. Nothing may follow from it but a save, of which the device makes the copy: it is begun when that step
-        is read."""
+    def _stays_ahead(self, step: int, request: StepRequest) -> bool:
+        """Begin the next step before this one, the last that was begun, is complete; False where that may not be, and
+        all are complete now."""
         assert self._pending is not None
-        if self._follows(step, request):
+        if self._may_stay_ahead(step, request):
             return True
         self._pending.complete_all()
         return False
 
-    def _follows(self, step: int, request: StepRequest) -> bool:
+    def _may_stay_ahead(self, step: int, request: StepRequest) -> bool:
+        """Nothing may follow from the step but a save, of which the device makes the copy: it is begun when that step
+        is read."""
         is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
         if request not in _ONLY_A_SAVE or is_evaluated or step >= self._last:
             return False

@@ -47,11 +47,11 @@ class MemoryWatch:
         return taken
 
     def notes(self) -> list[str]:
-        """That memory is nearly full, once. Called at every step, and looks at the first, second, fourth, eighth … of
-        this process, which may have begun anywhere in the job."""
+        """That memory is nearly full, once. Called at every step on a device, and looks at the first, second, fourth,
+        eighth … of this process, which may have begun anywhere in the job."""
         self._steps += 1
         is_quiet = self._has_warned or self._steps & (self._steps - 1) or self._spec.on_out_of_memory == "shrink"
-        use = None if is_quiet or self._device.is_host else self.look()
+        use = None if is_quiet else self.look()
         if use is None or use.reserved_bytes < NEARLY_FULL * use.total_bytes:
             return []
         self._has_warned = True

@@ -41,8 +41,7 @@ class Update:
 
     def apply(self, step: int, agreement: Agreement) -> Agreement:
         """Update parameters and buffers; the agreement with the norm of each optimizer's gradient, before clipping."""
-        self.before_change()
-        self.activity.enter(APPLY)
+        self.begin()
         if agreement.is_void:
             self.leave_out(step)
         else:
@@ -137,8 +136,7 @@ class Update:
             # Before the step, which may change buffers too: an average is made of the statistics of this step.
             replica.buffers.commit(agreement.buffers)
         update()
-        if optimizers.schedulers:
-            optimizers.advance_schedules(step, self.sampler)
+        optimizers.advance_schedules(step, self.sampler)
         if runs_user_code:
             self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
         if replica.average is not None:

@@ -332,8 +332,7 @@ class Assembly:
         gradients, links = self.connection.gradients, self.connection.links
 
         def before_change() -> None:
-            if not self.checkpointer.is_settled:
-                self.checkpointer.settle_before()
+            self.checkpointer.settle_before()
             self.hooks.check_lease()
 
         update = Update(parts.updating, replica, gradients, parts.watch, parts.sampler, activity, before_change)
