@@ -39,7 +39,7 @@ test-ray: .venv-services/.stamp   ## run the tests with a Ray cluster of several
 
 # Most of what differs between versions of torch is in what gangs and compiled models use.
 test-oldest-torch: .venv-oldest/.stamp   ## run the tests of gangs, bits and training with the oldest torch that is allowed
-	.venv-oldest/bin/pytest -n 2 --dist worksteal -m "not long and not services" tests/bits tests/training tests/reduce tests/strategies tests/faults/test_fsdp_faults.py tests/faults/test_ddp_faults.py
+	.venv-oldest/bin/pytest -n 2 --dist worksteal -m "not long and not services" tests/bits tests/collectives tests/own_loop tests/replica tests/strategies tests/task tests/training tests/faults/test_fsdp_faults.py tests/faults/test_ddp_faults.py
 
 coverage: .venv/.stamp-dev    ## run the tests, and see that they reach at least 90 % of the lines
 	@rm -f .coverage .coverage.*
