@@ -79,13 +79,12 @@ class Unread:
 
     def sums(self, numbers: Iterator[float]) -> dict[str, LossSum]:
         """The losses by optimizer, of the numbers that were read."""
-        totals: dict[str, LossSum] = {}
+        parts = []
         for name, samples, _, items, per_item in self.losses:
             value = next(numbers)
             count = next(numbers) if isinstance(items, torch.Tensor) else items
-            part = LossSum(value if per_item else value * samples, count, per_item)
-            totals.setdefault(name, LossSum()).add(part)
-        return totals
+            parts.append((name, LossSum(value if per_item else value * samples, count, per_item)))
+        return summed(parts)
 
     def logged_sums(self, numbers: Iterator[float]) -> dict[str, tuple[float, float]]:
         """What the task has logged, as sums over samples with their count."""
