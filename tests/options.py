@@ -103,6 +103,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "spec/test_gpu_workers.py",
     ),
     "ray": (
+        "api/test_engine_choice.py",
         "api/test_ray_jobs.py",
         "api/test_resume_in.py",
         "benchmarking/test_ray_bench.py",
@@ -144,7 +145,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "chaos": (
         "api/test_fault_request.py",
-        "api/test_engine_choice.py::test_faults_are_brought_about_*",
         "chaos/*",
         "faults/test_partitions.py",
         "wire/test_silence.py",

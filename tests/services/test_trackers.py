@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from command import await_condition
+from quorate.history.curves import Point
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER
 from quorate.tracking.mlflow_client import MlflowTracker
 from quorate.tracking.tensorboard_tracker import TensorBoardTracker
 from quorate.tracking.tensorboard_tracker import read_back as read_tensorboard
-from quorate.tracking.tracker import Point, Tracker
+from quorate.tracking.tracker import Tracker
 from quorate.tracking.wandb_tracker import WandbTracker, read_values
 from services.mlflow_database import Database
 from services.servers import MlflowServer

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_events import EVERY, make_event
+from quorate.history.curves import Curves, Point, StepSet
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RolledBack, RunFinished, StepCompleted
-from quorate.tracking.tracker import Curves, Held, Point, Series, StepSet
+from quorate.tracking.tracker import Held, Series
 
 
 def step(number: int, loss: float | None = None, time: float = 0.0) -> StepCompleted:

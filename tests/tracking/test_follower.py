@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quorate.history.curves import Point
 from quorate.observe.events import EvaluationDone, RunFinished, StepCompleted
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.tracker import Follower, Held, Point, Tracker
+from quorate.tracking.tracker import Follower, Held, Tracker
 
 
 class Killed(BaseException):

@@ -289,8 +289,8 @@ def pandas_here() -> Any:
 
 def history_of(run: RunFolder) -> History:
     """In the order of steps; a step that was redone is there once. Lines that are no events are passed over."""
-    # Here, and not above: whoever trains and does not look back needs no trackers.
-    from quorate.tracking.tracker import TRAIN, VALIDATION, Curves
+    # Only here: whoever trains and does not look back need not import it.
+    from quorate.history.curves import TRAIN, VALIDATION, Curves
 
     shown = (f"{TRAIN}/", f"{VALIDATION}/")
     curves, records = Curves(), dict[int, dict[str, float]]()

@@ -13,16 +13,16 @@ from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose
 from quorate.cli.output import NONE, print_answer, print_document, print_growing_document
 from quorate.core.errors import RequestError, RunError
 from quorate.core.generation import cell_of, names_of
-from quorate.core.runs_folder import is_run, is_search
+from quorate.core.runs_folder import is_run, is_search, searches_in
 from quorate.observe.quantities import duration, size, visible
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
-from quorate.tune.folder import SearchFolder
 
 if TYPE_CHECKING:  # pydantic and rich, which a help text does without
     from quorate.cli.layout import Page
     from quorate.history.logs import Filter, LogRecord
     from quorate.history.traces import Trace, WorkerTime
+    from quorate.tune.folder import SearchFolder
 
 LONGEST_MESSAGE = 10_000
 """Characters of a log message that are shown; `--json` has all."""
@@ -135,7 +135,7 @@ def show(
     """
     from quorate.cli.run_view import draw_curves, follow_run, show_run
 
-    if (search := SearchFolder.meant(runs, run)) is not None:
+    if (search := _search_meant(runs, run)) is not None:
         from quorate.cli.search_view import show_search
 
         if with_ledger or with_data or follow or output:
@@ -269,7 +269,7 @@ def report(
       quorate report digits-0001 -o digits.html
       quorate report digits-search-0001 -o search.md
     """
-    if (search := SearchFolder.meant(runs, run)) is not None:
+    if (search := _search_meant(runs, run)) is not None:
         from quorate.cli.search_view import search_report
 
         name, page = search.name, search_report(search, as_markdown=output is not None and output.suffix == ".md")
@@ -419,3 +419,12 @@ def _no_trace(run: RunFolder, step: int | None, traced: list[int]) -> str:
         )
     nearest = min(traced, key=lambda each: abs(each - step))
     return f"step {step:,} of run {run.name} was not traced; the nearest of {len(traced):,} that were is {nearest:,}."
+
+
+def _search_meant(runs: Path, reference: str) -> "SearchFolder | None":
+    """The search that is meant where a run may be meant as well; None where it is a run, or nothing at all."""
+    if not searches_in(runs) and not is_search(Path(reference).expanduser()):
+        return None
+    from quorate.tune.folder import SearchFolder
+
+    return SearchFolder.meant(runs, reference)

@@ -12,13 +12,12 @@ from rich.text import Text
 from quorate.cli.errors import print_labelled
 from quorate.cli.layout import GAP, STATUS_STYLES, Page, headed_table
 from quorate.cli.output import NONE, print_document
-from quorate.core.runs_folder import where_looked
+from quorate.core.runs_folder import searches_in, where_looked
 from quorate.history.documents import runs_document
 from quorate.history.run_record import Listing, RunQuery, RunRecord, Status, has_task, short_task
 from quorate.observe.quantities import age, measure, some_of
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import those_that_wait
-from quorate.tune.folder import SearchFolder
 
 WORDS_SHOWN = 8
 
@@ -36,16 +35,16 @@ def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:
     """Print the runs of a folder that fit a query, and below them its searches that do: by name, status and task."""
     ask_ray(RunFolder.all_in(folder))
     listing, now = Listing.read(folder, query), datetime.now(UTC)
-    found = SearchFolder.all_in(folder)
-    if not found:
+    if not searches_in(folder):
         print_document(runs_document(listing, now)) if as_json else print_listing(Page(), listing, now)
         return
     # Only here: few folders have one, and what reads them takes time to import.
     from quorate.cli.search_view import search_table
     from quorate.tune.findings import search_summary
+    from quorate.tune.folder import SearchFolder
     from quorate.tune.result import SearchResult
 
-    records = [SearchResult.read(folder, with_runs=False) for folder in reversed(found)]
+    records = [SearchResult.read(search, with_runs=False) for search in reversed(SearchFolder.all_in(folder))]
     fitting = [
         record
         for record in records

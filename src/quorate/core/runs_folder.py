@@ -34,6 +34,13 @@ def is_search(folder: Path) -> bool:
     return False
 
 
+def searches_in(runs: Path) -> list[Path]:
+    """The folders of all searches there; none where there is no such folder, or it may not be looked into."""
+    with contextlib.suppress(OSError):
+        return [folder for folder in runs.iterdir() if is_search(folder)]
+    return []
+
+
 def runs_folder(given: str | Path | None = None) -> Path:
     """The folder in which runs are looked for: the one that is given, that of the variable, or the usual one of the
     working folder; where that has no runs, that of the nearest folder above which has some, as a project's has, or

@@ -19,12 +19,13 @@ from typing import Any
 
 from quorate.core.errors import JobError
 from quorate.core.masking import mask
+from quorate.history.curves import LOSS, Point
 from quorate.spec.job import JobSpec
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER, keep_id, kept_id, place
 from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters
-from quorate.tracking.tracker import LOSS, Held, Point, Tracker
+from quorate.tracking.tracker import Held, Tracker
 
 RUN_TAG = "quorate.run"
 """The tag by which a run is found again on a server, whatever became of the run folder's own notes."""

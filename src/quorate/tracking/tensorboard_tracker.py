@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from quorate.history.curves import Point
 from quorate.storage.atomic import write_fully
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.tracker import Held, Point, Tracker
+from quorate.tracking.tracker import Held, Tracker
 
 FOLDER = "tensorboard"
 

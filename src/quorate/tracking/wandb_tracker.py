@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from quorate.history.curves import Point, StepSet
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.mlflow_client import identity
 from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters
-from quorate.tracking.tracker import Point, StepSet, Tracker
+from quorate.tracking.tracker import Tracker
 
 FOLDER = "wandb"
 _BLOCK, _HEADER = 1 << 15, 7

@@ -13,7 +13,7 @@ from typing import Any
 
 from quorate.core.errors import RunError
 from quorate.core.regular_file import open_regular, opened_regular
-from quorate.core.runs_folder import is_search
+from quorate.core.runs_folder import is_search, searches_in
 from quorate.storage.atomic import explaining, write_atomically, write_fully
 from quorate.storage.fencing import FolderLock, Holder
 from quorate.storage.run_folder import LAST, RunFolder, claim_folder, finite, folder_meant, open_to_group
@@ -84,10 +84,7 @@ class SearchFolder:
     @classmethod
     def all_in(cls, runs: Path) -> tuple["SearchFolder", ...]:
         """All searches in a folder, oldest first; none where there is no such folder, or it may not be looked into."""
-        try:
-            found = [cls(folder) for folder in runs.iterdir() if is_search(folder)]
-        except OSError:
-            return ()
+        found = map(cls, searches_in(runs))
         return tuple(sorted(found, key=lambda folder: (folder.created, folder.name)))
 
     @property
