@@ -8,6 +8,13 @@ from fnmatch import fnmatch
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "servers": (
+        "*::*parameter-server*",
+        "cli/test_recorded_lanes.py::test_lanes_alone_*",
+        "cli/test_diff_verb.py::test_weights_that_are_not_promised_*",
+        "faults/test_audits.py::test_with_servers_and_*",
+        "replica/test_gradient_check.py::test_where_nobody_holds_*",
+        "training/test_audited_code.py::*keys2[]]",
+        "training/test_out_of_memory.py::test_servers_*",
         "bits/test_server_*",
         "bits/test_sparse_bits.py",
         "chaos/test_server_faults.py",
@@ -20,6 +27,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "strategies/servers/*",
     ),
     "gangs": (
+        "*::*[[]ddp*",
+        "*::*[[]fsdp*",
+        "*::*'ddp'*",
+        "cli/test_debug.py::test_what_needs_more_processes_*",
+        "cli/test_plan_verb.py::test_a_job_that_is_sharded_*",
+        "cli/test_recorded_lanes.py::test_a_strategy_without_a_fixed_*",
+        "replica/test_few_samples.py::*keys3*",
+        "supervisor/test_supervisor.py::test_a_mesh_*",
+        "training/test_refusals.py::*_by_a_gang_*",
         "strategies/test_strategy_contract.py::*[[]ddp-*",
         "strategies/test_strategy_kinds_told.py::test_nccl_keys_*",
         "bits/test_ddp_*",
@@ -39,6 +55,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "strategies/gangs/*",
     ),
     "compression": (
+        "spec/test_job_migration.py::*migrated8[]]",
+        "training/test_out_of_memory.py::*_compressed_*",
         "bits/test_compressed_bits.py",
         "bits/test_ddp_compressed_bits.py",
         "bits/test_server_compressed_bits.py",
@@ -97,6 +115,12 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "wire/test_tls_*",
     ),
     "cuda": (
+        "bits/test_fp16_bits.py",
+        "bits/test_lagging_bits.py",
+        "bits/test_staged_bits.py::test_a_gpu_*",
+        "training/test_drafted_saves.py",
+        "training/test_lagging.py",
+        "training/test_memory_watch.py",
         "bits/test_captured_bits.py",
         "core/test_gpu*",
         "gpu/*",
@@ -120,6 +144,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "services/test_ray_*",
     ),
     "trackers": (
+        "cli/test_notifications.py",
         "api/test_models.py",
         "api/test_tracker_loading.py",
         "cli/test_imports_of_training.py",
@@ -135,6 +160,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "worker/test_task_mlflow.py",
     ),
     "tune": (
+        "cli/test_clean_verb.py::*search*",
         "cli/test_search_verbs.py",
         "cli/test_tune_verb.py",
         "docs/test_tune_page.py",
@@ -144,6 +170,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "tune/*",
     ),
     "chaos": (
+        "cli/test_mistakes.py::*_without_loopback_*",
+        "cli/test_trace_verb.py::test_a_recovery_is_traced_*",
+        "faults/test_audits.py",
+        "faults/test_every_phase.py",
+        "faults/test_flipped_bits.py",
+        "faults/test_fp16_faults.py",
+        "faults/test_other_faults.py",
+        "faults/test_poison_batch.py",
+        "faults/test_shortage_faults.py",
         "api/test_fault_request.py",
         "chaos/*",
         "faults/test_partitions.py",
@@ -158,6 +193,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 WHOLE = (
+    "api/test_job_in_python.py::test_editors_*",
     "api/test_public_names.py",
     "benchmarking/*",
     "catalogue/*",
@@ -192,14 +228,13 @@ Whoever gives an option a room of its own adds it here."""
 
 def is_of_the_core(test: str) -> bool:
     """Whether a test, or a file of tests, has to pass without any option."""
-    return not options_of(test) and not any(fnmatch(test.partition("::")[0], pattern) for pattern in WHOLE)
+    return not options_of(test) and not any(_fits(test, pattern) for pattern in WHOLE)
 
 
 def options_of(test: str) -> list[str]:
     """The options that a test is about, by its id: its path below `tests/`, `::` and its name."""
-    path = test.partition("::")[0]
-    return [
-        option
-        for option, patterns in OPTIONS.items()
-        if any(fnmatch(test if "::" in pattern else path, pattern) for pattern in patterns)
-    ]
+    return [option for option, patterns in OPTIONS.items() if any(_fits(test, pattern) for pattern in patterns)]
+
+
+def _fits(test: str, pattern: str) -> bool:
+    return fnmatch(test if "::" in pattern else test.partition("::")[0], pattern)

@@ -15,7 +15,7 @@ from quorate.replica.device import Device
 from quorate.replica.replica import Replica
 from quorate.task.run_mode import RunMode
 from quorate.task.task import Task
-from quorate.training.pending_steps import LAG
+from quorate.training.late_loop import MOST_AHEAD
 from replica.away_device import AwayDevice
 from training.recorded import Run, on_one_and_on_three, run
 from training.test_skipping import PoisonedPoints
@@ -88,7 +88,7 @@ def test_a_captured_lane_reads_the_scale_of_each_replay(
     monkeypatch.setattr(Device, "capture", RecordingCapture())
     captured = run(tasks.Momentum, tmp_path / "captured", lanes=lanes, **KEYS)
     assert "is captured in a graph" in captured.ended.log
-    assert not isinstance(device, AwayDevice) or 2 < device.longest_lag <= LAG
+    assert not isinstance(device, AwayDevice) or 2 < device.longest_lag <= MOST_AHEAD
     assert captured.told == eager.told
     assert captured.ended.digest == eager.ended.digest
     assert overflows(captured)

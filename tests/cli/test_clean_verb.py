@@ -14,7 +14,6 @@ from quorate.core.errors import RequestError
 from quorate.history.run_record import RunRecord, Status
 from quorate.storage.run_folder import RunFolder
 from schemas import validate
-from tune.search_builder import told_search
 
 DAY = 86400
 
@@ -140,6 +139,8 @@ def test_a_run_that_is_begun_meanwhile_stays(runs: Path, monkeypatch: pytest.Mon
 
 
 def test_searches_and_their_trials_stay(runs: Path) -> None:
+    from tune.search_builder import told_search  # of an option, which the tests of the core do without
+
     search = told_search(runs).folder
     complete_run(search.trials)
     document("--keep", "0", "--yes")

@@ -16,7 +16,7 @@ import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import LeaseExpired
 from quorate.task.task import Task
-from quorate.training.pending_steps import LAG
+from quorate.training.late_loop import MOST_AHEAD
 from quorate.training.strategy import StepRequest
 from replica.away_device import AwayDevice
 from training.recorded import on_one_and_on_three, run
@@ -61,7 +61,7 @@ def test_nobody_waits_in_a_plain_step(
         run(task, tmp_path / f"{steps}", steps=steps, **keys)
         waits.append(device.waits - before)
     assert waits[0] == waits[1]
-    assert 1 < device.longest_lag <= LAG
+    assert 1 < device.longest_lag <= MOST_AHEAD
 
 
 def test_at_most_so_many_steps_are_begun_before_the_first_is_read(
@@ -71,7 +71,7 @@ def test_at_most_so_many_steps_are_begun_before_the_first_is_read(
     monkeypatch.setattr(gang, "CPU", device)
     ran = run(tasks.Momentum, tmp_path / "run", steps=30, evaluate={"every": 1_000})
     assert list(ran.fields("step", "loss")) == list(range(1, 31))
-    assert device.longest_lag == LAG + 1
+    assert device.longest_lag == MOST_AHEAD + 1
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_the_model_is_never_ahead_when_a_generation_ends(tmp_path: Path) -> None
     def check(loop: Any) -> None:
         steps = {int(values["step"]) for values in loop.replica.optimizers.by_name[""].state.values()}
         assert steps == {loop.progress.cursor.step}
-        assert not loop._pending
+        assert not loop._begun
 
     for name in ("whole", "disturbed"):
         (tmp_path / name).mkdir()

@@ -293,7 +293,6 @@ class TurnsLoop(Loop):
     """The loop where it takes turns with `main`, which gets the result of a step before anything follows from it."""
 
     main: OwnLoop = field(kw_only=True)
-    may_lag: bool = False
 
     @cached_property
     def _rehearsals(self) -> Rehearsals:

@@ -198,7 +198,9 @@ def norm_of(norms: Sequence[torch.Tensor]) -> torch.Tensor:
 def total_norm(norms: Sequence[torch.Tensor], device: Device) -> float:
     """The same on the host, which has them at hand; elsewhere hundreds of numbers take longer to read than to add up.
     Not from whole buckets, which would be faster: servers have parts of them, and come to the same bits so."""
-    return math.hypot(*device.numbers(norms if device.is_host else [norm_of(norms)])())
+    if device.is_host:
+        return math.hypot(*[norm.item() for norm in norms])
+    return device.numbers([norm_of(norms)])()[0]
 
 
 def run_backward(

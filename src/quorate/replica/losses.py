@@ -1,7 +1,7 @@
 """Losses: what loss() may give, the same as numbers, and how those are brought from the device to the host."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,9 @@ from quorate.core.errors import LossError
 from quorate.core.user_code import given, likely_slip
 from quorate.replica.optimizers import SOLE
 from quorate.task.task import is_scalar, loss_in
+
+Number = Callable[[torch.Tensor], float]
+"""Reads the only element of a tensor."""
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Unread:
     digests: list[torch.Tensor] = field(default_factory=list)
 
     def scalars(self) -> Iterator[torch.Tensor]:
-        """All that is to be read, in the order in which `sums` and `logged_sums` take it."""
+        """All that is to be read, in the order in which `sums` and `logged_sums` ask for it."""
         for loss in self.losses:
             yield loss.value
             if isinstance(loss.items, torch.Tensor):
@@ -77,21 +80,21 @@ class Unread:
             yield from (each for given in values.values() for each in given if isinstance(each, torch.Tensor))
         yield from self.digests
 
-    def sums(self, numbers: Iterator[float]) -> dict[str, LossSum]:
-        """The losses by optimizer, of the numbers that were read."""
-        parts = []
-        for name, samples, _, items, per_item in self.losses:
-            value = next(numbers)
-            count = next(numbers) if isinstance(items, torch.Tensor) else items
-            parts.append((name, LossSum(value if per_item else value * samples, count, per_item)))
-        return summed(parts)
+    def sums(self, number: Number) -> dict[str, LossSum]:
+        """The losses by optimizer."""
+        totals: dict[str, LossSum] = {}
+        for name, samples, value, items, per_item in self.losses:
+            total = number(value) if per_item else number(value) * samples
+            count = number(items) if isinstance(items, torch.Tensor) else items
+            totals.setdefault(name, LossSum()).add(LossSum(total, count, per_item))
+        return totals
 
-    def logged_sums(self, numbers: Iterator[float]) -> dict[str, tuple[float, float]]:
+    def logged_sums(self, number: Number) -> dict[str, tuple[float, float]]:
         """What the task has logged, as sums over samples with their count."""
         parts = []
         for samples, logged in self.logged:
             for name, values in logged.items():
-                read = [next(numbers) if isinstance(value, torch.Tensor) else value for value in values]
+                read = [number(value) if isinstance(value, torch.Tensor) else value for value in values]
                 parts.append((name, LossSum(sum(read) / len(read) * samples, samples)))
         return {name: (each.total, each.count) for name, each in summed(parts).items()}
 

@@ -22,7 +22,7 @@ from quorate.replica.losses import GivenLoss
 from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
-from quorate.training.lane import LaneResult, fill_in, unread_scalars
+from quorate.training.lane import LaneResult, unread_scalars
 from quorate.training.strategy import Agreement, Lag, PendingStep, StepRequest
 from quorate.training.update import Update
 
@@ -93,7 +93,8 @@ class DeviceLag(Lag):
         def finish() -> Agreement:
             self._finished = step
             numbers = iter(arriving())
-            fill_in(results, numbers)
+            for result in results:
+                result.take_up(lambda _: next(numbers))
             read_norms = {name: next(numbers) for name in norms}
             name = None if flat is None else flat.refused([next(numbers) for _ in refused])
             were_finite = [next(numbers) for _ in finite]

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
+from quorate.core.cached import cached_property
 from quorate.core.digests import content_digest
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, UnsupportedModelError
 from quorate.core.generation import Member, name_of
@@ -49,15 +50,16 @@ class AuditPlan:
         workers = len(self.hosts)
         if step == self.first and workers > 1:
             return tuple(self._audit(step * workers + position) for position in range(workers))
-        return tuple(map(self._audit, self._in_turn(step)))
+        return tuple(map(self._audit, range((step - 1) * self._lanes // self.every, step * self._lanes // self.every)))
 
     def is_due(self, step: int) -> bool:
         """Whether a step has any: most have none."""
-        return bool(self._in_turn(step)) or (step == self.first and len(self.hosts) > 1)
+        before = (step - 1) * self._lanes // self.every
+        return before < step * self._lanes // self.every or (step == self.first and len(self.hosts) > 1)
 
-    def _in_turn(self, step: int) -> range:
-        lanes = sum(len(hosted) for _, hosted in self.hosts)
-        return range((step - 1) * lanes // self.every, step * lanes // self.every)
+    @cached_property
+    def _lanes(self) -> int:
+        return sum(len(hosted) for _, hosted in self.hosts)
 
     def _audit(self, number: int) -> Audit:
         workers, turn = len(self.hosts), number // len(self.hosts)

@@ -15,7 +15,7 @@ from quorate.core.user_code import RAISED, Hint, blame_user_code
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
 from quorate.replica.gradients import Gradients
-from quorate.replica.losses import GivenLoss, LossSum, Unread, checked_losses
+from quorate.replica.losses import GivenLoss, LossSum, Number, Unread, checked_losses
 from quorate.replica.optimizers import SOLE
 from quorate.replica.replica import Replica
 from quorate.replica.state_watch import StateWatch
@@ -58,24 +58,23 @@ class LaneResult:
     taken: tuple[torch.Tensor, ...] | None = None
     digests: tuple[int, ...] = ()
 
+    def take_up(self, number: Number) -> None:
+        """Take up the losses and logged numbers: `number` gives each tensor of what is unread, in its order."""
+        unread, self.unread = self.unread, None
+        if unread is None:
+            return
+        self.losses = unread.sums(number)
+        if unread.logged:
+            self.log = {**self.log, **unread.logged_sums(number)}
+        if unread.digests:
+            from quorate.replica.lane_digest import joined_halves  # where they are asked for
+
+            self.digests = joined_halves([number(half) for half in unread.digests])
+
 
 def unread_scalars(results: Sequence[LaneResult]) -> list[torch.Tensor]:
-    """What these lanes have left on the device, in the order in which `fill_in` takes the numbers."""
+    """What these lanes have left on the device, in the order in which they read it."""
     return [scalar for result in results if result.unread is not None for scalar in result.unread.scalars()]
-
-
-def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
-    """The losses and logged numbers of these lanes, now that they are read."""
-    for result in results:
-        if result.unread is not None:
-            result.losses = result.unread.sums(numbers)
-            if result.unread.logged:
-                result.log = {**result.log, **result.unread.logged_sums(numbers)}
-            if result.unread.digests:
-                from quorate.replica.lane_digest import joined_halves  # where they are asked for
-
-                result.digests = joined_halves([next(numbers) for _ in result.unread.digests])
-            result.unread = None
 
 
 class MicroBatch(NamedTuple):
@@ -218,7 +217,7 @@ class LaneRunner:
         if meanwhile is not None:
             meanwhile()
         if device.is_host:
-            self.read([result])
+            result.take_up(torch.Tensor.item)
         if replica.buffers.exist:
             result.taken = replica.buffers.take()
             if result.taken is None:
@@ -228,9 +227,9 @@ class LaneRunner:
 
     def read(self, results: Sequence[LaneResult]) -> None:
         """Wait for what these lanes have left on the device."""
-        if scalars := unread_scalars(results):
-            fill_in(results, iter(self._device.numbers(scalars)()))
+        numbers = iter(self._device.numbers(unread_scalars(results))())
         for result in results:
+            result.take_up(lambda _: next(numbers))
             if result.taken is not None:
                 result.buffers, result.taken = self.replica.buffers.changes_in(result.taken), None
 

@@ -34,12 +34,10 @@ from quorate.training.checkpointer import Checkpointer
 from quorate.training.hosted_lanes import AheadReader, HostedLanes, LaneReader
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
-from quorate.training.pending_steps import Laps, PendingSteps, Timing, step_completed
 from quorate.training.save import Draft
+from quorate.training.step_event import Laps, Timing, step_completed
 from quorate.training.strategy import (
-    NOTHING_ASKED,
     Agreement,
-    Lag,
     Save,
     Shortage,
     StepRequest,
@@ -50,7 +48,6 @@ from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
 
-_ONLY_A_SAVE = (NOTHING_ASKED, replace(NOTHING_ASKED, save=Save.BEGIN))
 MOST_RANGES = 1_000
 """So many ranges of bad samples are listed of an evaluation: an event that is too large would not arrive at all."""
 
@@ -81,7 +78,6 @@ class Loop:
     workers: int = 1
     tracer: Tracer | None = None
     mode: RunMode = field(default_factory=RunMode)
-    may_lag: bool = True
     audit: LaneAudit | None = None
     by_units: ClassVar[bool] = False
     _laps: Laps = field(default_factory=Laps)
@@ -89,9 +85,6 @@ class Loop:
     _bad_listed: tuple[int, ...] = ()
     _shortage: Shortage | None = None
     _last: int = 0
-    _lag: Lag | None = None
-    _pending: PendingSteps | None = None
-    _draft: tuple[int, Draft] | None = None
 
     @cached_property
     def _hosted(self) -> HostedLanes:
@@ -124,35 +117,19 @@ class Loop:
             search = BatchSearch(self.spec, self.sampler, self.feed, self.lanes, self.strategy, device)
             self.progress = replace(self.progress, metrics={MICRO_BATCH: search.run(self.mode.batch_for)})
             return "complete"
-        try:
-            return self._train()
-        except BaseException:
-            # What was done before it is told before it; if something was wrong with that, this is what matters.
-            if self._pending is not None:
-                self._pending.complete_all()
-            raise
+        return self._train()
 
     def _train(self) -> str | None:
         self._publish_begin()
         self.checkpointer.enter(self.strategy, self.progress.cursor.step)
         last = self._last = self.mode.last_step(self.sampler.total_steps)
-        self._lag = getattr(self.strategy, "lag", None) if self.may_lag else None
-        if self._lag is not None:
-            self._pending = PendingSteps(self.activity, self._laps, self._complete_pending)
         self.watch.settings.begin()
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
         if self._save_is_due():
             self._begin_save()
-        begun = self.progress.cursor.step
-        while begun < last and not self.progress.early_stopped:
-            # Where memory runs out, all do the step again, in smaller pieces.
-            while (request := self._step(begun + 1)) is None:
-                pass
-            if self._pending and self._stays_ahead(begun + 1, request):
-                begun += 1
-                continue
-            begun = self.progress.cursor.step
+        while self.progress.cursor.step < last and not self.progress.early_stopped:
+            request = self._next()
             if request.stop is not None:
                 self._save()
                 return request.stop
@@ -179,10 +156,17 @@ class Loop:
         self.checkpointer.leave()
         self.feed.close()
         self.strategy.close()
-        # It refers to the loop, and such a circle would keep a generation's memory until somebody collects it.
-        self._pending = None
         if self.audit is not None:
-            self.audit.compute = lambda _: None  # as does this
+            # It refers to the loop, and such a circle would keep a generation's memory until somebody collects it.
+            self.audit.compute = lambda _: None
+
+    def _next(self) -> StepRequest:
+        """The next step, and what all do after it."""
+        step = self.progress.cursor.step + 1
+        # Where memory runs out, all do the step again, in smaller pieces.
+        while (request := self._step(step)) is None:
+            pass
+        return request
 
     def _step(self, step: int) -> StepRequest | None:
         """Lanes, exchange, update; None where memory ran out, and the step is to be done again."""
@@ -194,13 +178,7 @@ class Loop:
         strategy.begin(step)
         is_audited = self.audit is not None and self.audit.is_due(step)
         results = self._hosted.run(step, epoch, batch_samples, self.progress, self._last, is_audited=is_audited)
-        if not self.replica.device.is_host:
-            self._hosted.notes += self.memory.notes()
-            if self._lag is not None and (request := self._begin_late(step, results, is_audited)) is not None:
-                return request
-            self.lanes.read(results)
-        self.watch.after_lanes()
-        return self._advance(step, results, self._wishes())
+        return self._advance(step, results)
 
     def _wishes(self) -> StepRequest:
         """What this worker asks of all at the end of a step."""
@@ -209,13 +187,17 @@ class Loop:
             return replace(request, save=Save.BEGIN)
         return request
 
-    def _advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepRequest | None:
+    def _advance(self, step: int, results: Sequence[LaneResult]) -> StepRequest | None:
         """From the lanes to the next state, with all others; None where memory ran out somewhere."""
         strategy, activity = self.strategy, self.activity
+        if not self.replica.device.is_host:
+            self._hosted.notes += self.memory.notes()
+            self.lanes.read(results)
+        self.watch.after_lanes()
         # A schedule of the task moves on at the end of the update, to the rates of the next step.
         optimizers = self.replica.optimizers
         rates = optimizers.learning_rates if optimizers.schedulers else None
-        agreed = strategy.advance(step, results, request)
+        agreed = strategy.advance(step, results, self._wishes())
         spans = activity.spans
         began = 0.0 if spans is None else spans.clock()
         if agreed.shortage is not None:
@@ -237,58 +219,6 @@ class Loop:
         self.watch.settings.begin()
         return agreed.request
 
-    def _begin_late(self, step: int, results: Sequence[LaneResult], is_audited: bool) -> StepRequest | None:
-        """Have the device do the rest of a step, which is read some steps later. None where it has to be read at once;
-        so has the first, which makes what the optimizers keep, and an audit. Then all before it are complete."""
-        assert self._lag is not None
-        assert self._pending is not None
-        if is_audited or not self._is_warm or not self._lag.can_take(results):
-            self._pending.complete_all()
-            return None
-        self.watch.after_lanes()
-        request = self._wishes()
-        self._pending.add(step, self._lag.begin(step, results, request))
-        self.activity.add_step(self.activity.seconds, len(self.strategy.hosted))
-        self.watch.settings.begin()
-        return request
-
-    def _stays_ahead(self, step: int, request: StepRequest) -> bool:
-        """Begin the next step before this one, the last that was begun, is complete; False where that may not be, and
-        all are complete now."""
-        assert self._pending is not None
-        if self._may_stay_ahead(step, request):
-            return True
-        self._pending.complete_all()
-        return False
-
-    def _may_stay_ahead(self, step: int, request: StepRequest) -> bool:
-        """Nothing may follow from the step but a save, of which the device makes the copy: it is begun when that step
-        is read."""
-        is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
-        if request not in _ONLY_A_SAVE or is_evaluated or step >= self._last:
-            return False
-        if request == NOTHING_ASKED and not self._saves_at(step):
-            return True
-        # A replay needs the state before its step, and of one that is left out no draft is saved.
-        if self._draft is not None or self.mode.replayed_step is not None:
-            return False
-        with self.activity.during(CHECKPOINT):
-            draft = self.checkpointer.draft(self.progress)
-        self._draft = None if draft is None else (step, draft)
-        return draft is not None
-
-    def _complete_pending(self, step: int, agreed: Agreement, timing: Timing) -> None:
-        self._complete(step, agreed, timing)
-        self.watch.settings.begin()  # the rate of an update that turned out to be none was put back
-        if self._draft is None or self._draft[0] != step:
-            return
-        (_, draft), self._draft = self._draft, None
-        if agreed.is_void:
-            # The host has prepared for an update that was none, and the draft has that.
-            self.checkpointer.put_off()
-        else:
-            self._begin_save(draft)
-
     def _complete(self, step: int, agreed: Agreement, timing: Timing | None = None) -> StepCompleted:
         """A step is done: count it, and publish it."""
         self.progress = advanced(self.progress, agreed)
@@ -298,8 +228,9 @@ class Loop:
         is_plain = not (agreed.bad or agreed.put_back or self._hosted.notes)
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
         timing = timing or Timing(self._laps.lap(), self.activity.seconds)
-        rates = self._learning_rates(step) if agreed.learning_rates is None else agreed.learning_rates
-        names, draws = self.replica.optimizers.by_name, self._hosted.draws
+        optimizers = self.replica.optimizers
+        rates = optimizers.learning_rates if agreed.learning_rates is None else agreed.learning_rates
+        names, draws = optimizers.by_name, self._hosted.draws
         tensors = None if self.spec.record is None else [name for name, _ in self.replica.trainable]
         event = step_completed(step, agreed, warnings, timing, rates, self.sampler, names, draws, tensors)
         self.publish(event)
@@ -393,9 +324,6 @@ class Loop:
             self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
             self.checkpointer.save(self.progress, self.strategy)
-
-    def _learning_rates(self, step: int) -> dict[str, float]:  # noqa: ARG002
-        return self.replica.optimizers.learning_rates
 
     def _publish_begin(self) -> None:
         event = RunBegan(

@@ -51,7 +51,7 @@ from quorate.training.lane import Captures, LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
 from quorate.training.save import SaveContext
-from quorate.training.strategy import StepRequest, Strategy
+from quorate.training.strategy import Lag, StepRequest, Strategy
 from quorate.training.update import Update
 
 TRAINING = RunMode()
@@ -280,6 +280,7 @@ class Assembly:
         strategy = connection.strategy(update, hooks.activity)
         kind: type[Loop] = getattr(connection, "loop", Loop)
         make: Callable[..., Loop] = kind
+        lag: Lag | None = getattr(strategy, "lag", None)
         ended: Callable[[int], None] | None = None
         if isinstance(task, HostedLoop) and strategy.hosted:
             from quorate.own_loop.loop import OwnLoop  # with greenlets
@@ -287,6 +288,10 @@ class Assembly:
 
             assert isinstance(task, OwnLoop)
             make, ended = partial(TurnsLoop, main=task), task.end_lane
+        elif lag is not None:
+            from quorate.training.late_loop import LateLoop  # on a device
+
+            make = partial(LateLoop, lag=lag)
         on_lane = hooks.on_lane if spec.strategy.fixes_bits else None
         feed = self._feed(strategy.hosted, evaluation, audit)
         return make(

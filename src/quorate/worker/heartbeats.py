@@ -163,7 +163,8 @@ class Backlog:
 
     def publish(self, event: Event) -> None:
         """Publish an event, after those that were kept: this worker hosts lane 0 now."""
-        self.publish_kept()
+        if self._kept:
+            self.publish_kept()
         self._publish(event)
 
     def publish_kept(self) -> None:

@@ -151,10 +151,6 @@ class UnitLoop(Loop):
         """Only at a boundary: a generation may have begun in the middle of a segment."""
         return self._is_boundary and super()._save_is_due()
 
-    def _learning_rates(self, step: int) -> dict[str, float]:
-        assert self._server is not None, "only servers tell steps"
-        return self._server.learning_rates(step)
-
     # --- a worker
 
     def _compute(self, unit: Unit) -> LaneResult:
@@ -196,7 +192,8 @@ class UnitLoop(Loop):
         """All units of a step are applied: tell what they come to, from their notes."""
         notes = self._units.record.notes
         told = [UnitNote.decode(notes[Unit(step, lane)]) for lane in range(self.spec.lanes)]
-        self._complete(step, agreement_of(told))
+        assert self._server is not None, "only servers tell steps"
+        self._complete(step, agreement_of(told)._replace(learning_rates=self._server.learning_rates(step)))
 
     # --- at a boundary
 
