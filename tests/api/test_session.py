@@ -218,3 +218,13 @@ def test_a_longer_job_is_warned_of_where_its_rate_depends_on_its_length(caplog: 
     assert caplog.text == ""
     warn_of_stretched_schedule(short, long)
     assert "the rate of a cosine schedule depends on how long the job is" in caplog.text
+
+
+@pytest.mark.parametrize("given", [{"kind": "constant"}, {"per": "epoch"}], ids=str)
+def test_of_a_rate_that_does_not_depend_on_it_a_longer_job_is_not_warned(
+    given: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduled = {"task": "t:T", "batch_size": 8, "schedule": given}
+    short, long = (JobSpec.model_validate({**scheduled, "steps": steps}) for steps in (8, 16))
+    warn_of_stretched_schedule(short, long)
+    assert caplog.text == ""

@@ -229,7 +229,7 @@ def refuse_early_stopped(run: RunFolder, recorded: JobSpec, asked: JobSpec, bran
 def warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
     """Warn that a longer job has another learning rate from here on."""
     is_longer = (asked.steps, asked.epochs) != (recorded.steps, recorded.epochs)
-    if is_longer and asked.schedule is not None and asked.schedule.kind != "constant":
+    if is_longer and asked.schedule is not None and asked.schedule.depends_on_length:
         log.warning(
             "the rate of a %s schedule depends on how long the job is, so from here on it differs from that of a job "
             "that was this long from the start",

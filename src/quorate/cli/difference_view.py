@@ -78,7 +78,7 @@ def _lengths(pair: RunPair) -> str:
     """For how many steps each schedule was laid out, where it depends on that and they differ."""
     found = {}
     for side in (pair.left, pair.right):
-        if side.job.spec.schedule is None or side.job.spec.schedule.kind not in ("linear", "cosine"):
+        if side.job.spec.schedule is None or not side.job.spec.schedule.depends_on_length:
             return ""
         lengths = dict.fromkeys(began.total_steps for began in side.timeline.of_kind(RunBegan))
         found[side.folder.name] = ", then for ".join(f"{length:,}" for length in lengths if length) + " steps"

@@ -1,4 +1,5 @@
-"""The ring of workers: sums over lanes whose bits do not depend on who hosts them."""
+"""Sums over lanes along a ring of links: of workers on several hosts, or with `links: tcp`. Those of one host sum in
+`shared_memory`, in the same order, to the same bits."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -106,6 +106,8 @@ class CoordinatorService:
         decision = self.apply(event_of(request))
         return reply_to(request, decision.actions, self._settings.incarnation, time.time())
 
+    # Which of the three it is shows the type of the request, here and in `decide`: reports.on_registered,
+    # on_heartbeat and on_state_reported.
     Heartbeat = ReportState = Register
 
     async def Follow(self, request: pb.FollowRequest, context: Any) -> AsyncIterator[pb.Directive]:  # noqa: N802, ARG002

@@ -278,7 +278,7 @@ def advise(
 def _about_complete(record: RunRecord, spec: JobSpec | None, resume: str) -> Advice | None:
     if record.ending == EARLY_STOP:
         return Advice(f"{resume} --branch --set early_stop=null", "trains on without early_stop, in a new run")
-    if spec is None or (spec.schedule is not None and spec.schedule.kind in ("linear", "cosine")):
+    if spec is None or (spec.schedule is not None and spec.schedule.depends_on_length):
         return None  # its rate has come to its end, and would leap
     longer = f"--steps {2 * spec.steps}" if spec.steps else f"--epochs {2 * (spec.epochs or 1)}"
     return Advice(f"{resume} {longer}", "trains twice as long")

@@ -88,6 +88,11 @@ class ScheduleSpec(Section):
     per: Literal["step", "epoch"] | None = None
     """Whether the schedule counts steps or epochs."""
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the rate of a step would be another if the job were longer."""
+        return self.kind not in (None, "constant")
+
 
 class EvaluateSpec(Section):
     """When to evaluate, and which metric decides whether a model is the best so far."""
