@@ -265,15 +265,11 @@ class CheckpointFolder:
         return FolderAttempt(path, cursor, needed, self.digest, self.cipher)
 
     def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
-        """Make a checkpoint of an attempt. Whoever calls has seen that all parts are there, and that they fit.
-
-        `check` raises where this writer may not, and so does an older generation than has committed here by now: it was
-        replaced and has not heard of it, on another host say. The same state saved again is left as it is. A damaged
-        one of the same cursor is replaced.
-        """
+        """Make a checkpoint of an attempt, of which the caller has seen that all parts are there. Refused where `check`
+        raises, and of an older generation than has committed here. One of the same state stays; a damaged one goes."""
         final = self.folder / checkpoint_name(manifest.cursor)
         source = self.open_here(manifest.cursor, name=attempt)
-        if (present := self._present(final, manifest)) is not None:
+        if present := self._present(final, manifest):
             source.give_up()
             return present
         whole, written = self._completed(manifest, source)
@@ -288,8 +284,7 @@ class CheckpointFolder:
                 self._refuse_older(manifest)
                 if final.exists():
                     self._set_aside(final)
-                # From here on it is a checkpoint: before, nothing lists it, whatever lies in the attempt.
-                move_into_place(source.path, final)
+                move_into_place(source.path, final)  # from here on it is a checkpoint; nothing lists an attempt
             except BaseException:
                 # It may be tried again, once this writer may commit.
                 (source.path / MANIFEST).unlink(missing_ok=True)

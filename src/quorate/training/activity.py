@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 from quorate.core.generation import APPLY, COMPUTE, DATA, EXCHANGE, JOIN, Generation
 from quorate.core.spans import CONNECT, SAVE, STEP, Span, SpanRecorder
@@ -88,6 +89,26 @@ class Activity:
         finally:
             self.waits_for = ""
             self.advance()
+
+
+class Timing(NamedTuple):
+    """What a step has taken: from one to the next, and this worker's time in each phase."""
+
+    elapsed: float
+    seconds: dict[str, float]
+
+
+class Laps:
+    """A stopwatch: from one completed step to the next."""
+
+    def __init__(self) -> None:
+        self.last = perf_counter()
+
+    def lap(self, steps: int = 1) -> float:
+        """Seconds since the last one. Several steps that are completed at once have taken what they took together."""
+        now = perf_counter()
+        elapsed, self.last = max(now - self.last, 1e-9) / steps, now
+        return elapsed
 
 
 @dataclass

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from quorate.core.generation import CHECKPOINT, COMPUTE
+from quorate.training.activity import Timing
 from quorate.training.lane import LaneResult
 from quorate.training.loop import Loop
 from quorate.training.save import Draft
-from quorate.training.step_event import Timing
 from quorate.training.strategy import NOTHING_ASKED, Lag, PendingStep, Save, StepRequest
 
 MOST_AHEAD = 8

@@ -28,14 +28,13 @@ from quorate.spec.job import JobSpec
 from quorate.task.progress import Evaluated, Progress, metric_of
 from quorate.task.run_mode import MICRO_BATCH, RunMode
 from quorate.task.task import notice_of_misspelt
-from quorate.training.activity import Activity, Tracer
+from quorate.training.activity import Activity, Laps, Timing, Tracer
 from quorate.training.audit import LaneAudit
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.hosted_lanes import AheadReader, HostedLanes, LaneReader
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
 from quorate.training.save import Draft
-from quorate.training.step_event import Laps, Timing, step_completed
 from quorate.training.strategy import (
     Agreement,
     Save,
@@ -43,6 +42,7 @@ from quorate.training.strategy import (
     StepRequest,
     Strategy,
     advanced,
+    step_completed,
 )
 from quorate.training.update import Update
 
