@@ -118,6 +118,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "bits/test_fp16_bits.py",
         "bits/test_lagging_bits.py",
         "bits/test_staged_bits.py::test_a_gpu_*",
+        "replica/test_device.py::*_so_often*keys3*",
         "training/test_drafted_saves.py",
         "training/test_lagging.py",
         "training/test_memory_watch.py",

@@ -11,6 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import quorate
+from gpu.host_memory import HostMemory
+from quorate.collectives.memory import DeviceMemory
 from quorate.replica.device import EVERYTHING, Device, Numbers
 
 KINDS = ("numbers", "content", "same_bits", "move")
@@ -26,6 +28,7 @@ class CountingDevice(Device):
     """It computes as a CPU does. Its counts are shared with the processes that are forked from this one."""
 
     name = "counting"
+    is_host = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,6 +38,10 @@ class CountingDevice(Device):
     @property
     def counts(self) -> dict[str, int]:
         return {kind: int(self._counts[index]) for index, kind in enumerate(KINDS)}
+
+    @property
+    def shareable(self) -> DeviceMemory:
+        return HostMemory()
 
     def move(self, batch: Any) -> Any:
         self._count("move")
