@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from threading import get_ident
@@ -50,7 +51,13 @@ def imported_anew(main: Main, seed: int) -> tuple[dict[str, ModuleType], Main]:
 def _is_below(module: ModuleType, home: str) -> bool:
     """Compared as texts: of thousands of modules this is asked again and again."""
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and file.startswith(home) and is_own(Path(os.path.realpath(file)))
+    return isinstance(file, str) and file.startswith(home) and _is_own(file)
+
+
+@cache
+def _is_own(file: str) -> bool:
+    """Asked once of each: where libraries are installed below the project, as in its `.venv`, all of them are asked."""
+    return is_own(Path(os.path.realpath(file)))
 
 
 @contextmanager
