@@ -229,6 +229,50 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     """Begin the next generation with those who are here, in their order, and with the lanes that each hosts."""
     members, blamed = blame_link(state.members) if state.members.suspicion else (state.members, None)
     chosen = line_up(members, now)
+    generation = _generation_of(members, chosen)
+    is_treated = blamed is not None and is_bad(blamed) and not _is_stuck(blamed, chosen)
+    # Further than ever: who begins again from a checkpoint comes past old steps each time, and dies where others did.
+    advanced = generation.cursor > members.furthest or members.generations == 0
+    futile = 0 if advanced or is_treated else members.futile + (1 if members.suspicion else 0)
+    futile_since = members.futile_since if members.futile else now
+    is_lasting = futile > MOST_FUTILE and now - futile_since >= members.settings.timing.storm
+    if is_lasting and members.suspicion is not None:
+        symptom = _last_symptom(members, members.suspicion, blamed)
+        return end(autopsy_of_links(symptom, futile, now - futile_since), *actions)
+    told = explain_line_up(members, blamed, chosen) if members.links else []
+    if members.generations and not members.has_state and not generation.cursor.step:
+        # Nobody shall wonder where its steps have gone.
+        again = "no worker holds the state of the job any longer, and there is no checkpoint: it restarts at step 1."
+        told.insert(0, again)
+    # Steps that only servers which are gone had completed are done again, and asynchronously to other results.
+    is_back = members.is_condemned or bool(generation.servers and members.generations and not members.has_state)
+    is_back = is_back or bool(members.generations and generation.restored is not None)
+    rollback = (RolledBack(step=generation.cursor.step, time=now),) if is_back else ()
+    members = replace(
+        _at_work(members, generation, advanced=advanced),
+        formed=now,
+        ring=chosen.ring,
+        futile=futile,
+        futile_since=futile_since,
+    )
+    count = f"{len(generation.workers)} of {members.wanted} workers"
+    count += f" and {len(generation.servers)} of {members.wanted_servers} servers" if members.settings.servers else ""
+    begins = f"generation {generation.id} begins with {count} at step {generation.cursor.step}"
+    warnings = (warning(sentence, generation.cursor.step, now) for sentence in told)
+    begun = Training(members, generation)
+    saving = call_to_save(begun) if any(known.is_leaving for known in members.enrolled) else ()
+    if not saving and any(member.role is Role.RETIRING for member in generation.members):
+        # What it holds is taken over before the first step: after that it may go.
+        saving = (Regroup(generation.id, at_boundary=True),)
+    return Decision(
+        begun,
+        (*actions, *warnings, *rollback, DeclareGeneration(generation), *saving),
+        "; ".join((reason, *(sentence.rstrip(".") for sentence in told), begins)),
+    )
+
+
+def _generation_of(members: Members, chosen: LineUp) -> Generation:
+    """The next one: workers in their order, each with the lanes that it hosts, then servers."""
     taking_part = [known for worker in chosen.ring if (known := members.find(worker)) is not None]
     workers = (
         Member(
@@ -246,28 +290,14 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         for one, role in serving(members)
     )
     number = GenerationId(members.settings.incarnation, members.generations + 1)
-    generation = Generation(number, (*workers, *servers), _find_restored(members, taking_part))
-    is_treated = blamed is not None and is_bad(blamed) and not _is_stuck(blamed, chosen)
-    # Further than ever: who begins again from a checkpoint comes past old steps each time, and dies where others did.
-    advanced = generation.cursor > members.furthest or members.generations == 0
-    futile = 0 if advanced or is_treated else members.futile + (1 if members.suspicion else 0)
-    futile_since = members.futile_since if members.futile else now
-    is_lasting = futile > MOST_FUTILE and now - futile_since >= members.settings.timing.storm
-    if is_lasting and members.suspicion is not None:
-        symptom = _last_symptom(members, members.suspicion, blamed)
-        return end(autopsy_of_links(symptom, futile, now - futile_since), *actions)
-    told = explain_line_up(members, blamed, chosen) if members.links else []
-    if members.generations and not members.has_state and not generation.cursor.step:
-        # Nobody shall wonder where its steps have gone.
-        again = "no worker holds the state of the job any longer, and there is no checkpoint: it restarts at step 1."
-        told.insert(0, again)
+    return Generation(number, (*workers, *servers), _find_restored(members, taking_part))
+
+
+def _at_work(members: Members, generation: Generation, *, advanced: bool) -> Members:
+    """The members once it has begun; `advanced`: at a step that none before it has begun with."""
     at_work = {member.worker for member in generation.members}
     retiring = {member.worker for member in generation.members if member.role is Role.RETIRING}
-    # Steps that only servers which are gone had completed are done again, and asynchronously to other results.
-    is_back = members.is_condemned or bool(generation.servers and members.generations and not members.has_state)
-    is_back = is_back or bool(members.generations and generation.restored is not None)
-    rollback = (RolledBack(step=generation.cursor.step, time=now),) if is_back else ()
-    members = replace(
+    return replace(
         members,
         enrolled=tuple(
             # Who is behind has the state only when it has copied it, which its next report tells.
@@ -285,9 +315,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         ),
         generations=generation.id.number,
         cursor=generation.cursor,
-        formed=now,
         furthest=max(members.furthest, generation.cursor),
-        ring=chosen.ring,
         at_service=tuple(member.worker for member in generation.servers),
         deaths=0 if advanced else members.deaths,
         diverged=0 if advanced else members.diverged,
@@ -298,24 +326,8 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         stillborn=0,
         # Those of a step that nobody has completed since.
         victims=tuple(victim for victim in members.victims if victim.step > generation.cursor.step),
-        futile=futile,
-        futile_since=futile_since,
         suspicion=None,
         is_explained=False,
-    )
-    count = f"{len(generation.workers)} of {members.wanted} workers"
-    count += f" and {len(generation.servers)} of {members.wanted_servers} servers" if members.settings.servers else ""
-    begins = f"generation {generation.id} begins with {count} at step {generation.cursor.step}"
-    warnings = (warning(sentence, generation.cursor.step, now) for sentence in told)
-    begun = Training(members, generation)
-    saving = call_to_save(begun) if any(known.is_leaving for known in members.enrolled) else ()
-    if retiring and not saving:
-        # What it holds is taken over before the first step: after that it may go.
-        saving = (Regroup(generation.id, at_boundary=True),)
-    return Decision(
-        begun,
-        (*actions, *warnings, *rollback, DeclareGeneration(generation), *saving),
-        "; ".join((reason, *(sentence.rstrip(".") for sentence in told), begins)),
     )
 
 
