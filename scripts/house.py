@@ -34,6 +34,10 @@ from quorate.spec.keys import keys_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, TESTS, LIMITS = ROOT / "src/quorate", ROOT / "tests", ROOT / "house.toml"
+LARGE_PARTS = ROOT / "docs/explanation/large-parts.md"
+"""Says why each of them is not divided."""
+MOST_LINES, MOST_METHODS, MOST_FIELDS = 50, 25, 15
+"""Of a function, and of a class, that is not one of these."""
 GENERATED = "_pb2"
 LARGE = 6
 """Members of a protocol above which it counts as large."""
@@ -79,10 +83,14 @@ def main() -> int:
     figures = checked(files)
     if not options.check and not options.write:
         told = [f"# a circle: {', '.join(sorted(each))}" for each in circles()]
+        told += [f"# {name}: {size}" for name, size in large(_all(files)).items()]
         print("\n".join([*_lines(figures), *told, *_lines(shown(files))]))
     allowed: Figures = tomllib.loads(LIMITS.read_text()) if LIMITS.exists() else {}
     headroom = allowed.pop("headroom", {})
     risen = _risen(figures, allowed, headroom) if allowed else []
+    page = LARGE_PARTS.read_text()
+    unexplained = [name for name in large(_all(files)) if f"`{name}`" not in page]
+    risen += [f"{name} is large: divide it, or say in {LARGE_PARTS.name} why not" for name in unexplained]
     if risen and (options.check or options.write):
         print("The house has grown:", *risen, sep="\n  ", file=sys.stderr)
         return 1
@@ -214,6 +222,35 @@ def protocols(files: tuple[Path, ...]) -> dict[str, int]:
                 name = ".".join([*file.relative_to(PACKAGE).with_suffix("").parts, node.name])
                 found[name] = sum(isinstance(each, members) for each in node.body)
     return found
+
+
+def large(files: tuple[Path, ...]) -> dict[str, str]:
+    """Functions of many lines, and classes of many methods or fields."""
+    found: dict[str, str] = {}
+    for file in files:
+        room = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > MOST_LINES:
+                    found[f"{room}.{node.name}"] = f"{lines} lines"
+            elif isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+                fields = len(set(_fields(node)))
+                if methods > MOST_METHODS or fields > MOST_FIELDS:
+                    found[f"{room}.{node.name}"] = f"{methods} methods, {fields} fields"
+    return found
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    """What is annotated in its body, and what its methods set."""
+    for each in node.body:
+        is_field = isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation)
+        if is_field and isinstance(each.target, ast.Name):
+            yield each.target.id
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self":
+            yield each.attr
 
 
 def _lines(figures: Figures) -> Iterator[str]:
