@@ -312,7 +312,20 @@ def _lone(lane: LaneResult, request: StepRequest) -> Agreement | None:
     """The only lane of a job has nobody to agree with. None where something is wrong with it."""
     if lane.shortage or not all(math.isfinite(loss.total) and loss.count > 0 for loss in lane.losses.values()):
         return None
-    return _of_lanes([lane], lane.losses, (), request)._replace(buffers=lane.buffers, data_s=lane.data_s)
+    return Agreement(
+        samples=lane.samples,
+        tally=lane.tally,
+        present=lane.present,
+        losses=lane.losses,
+        log=mean_log([lane]) if lane.log else {},
+        buffers=lane.buffers,
+        request=request,
+        bad=lane.bad,
+        why=lane.why,
+        data_s=lane.data_s,
+        put_back=tuple(sorted(set(lane.put_back))),
+        digests=(lane.digests,) if lane.digests else (),
+    )
 
 
 def _of_lanes(
