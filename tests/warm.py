@@ -43,6 +43,8 @@ SPARES = {
     "train": 3,
     "resume": 3,
     "eval": 2,
+    "predict": 2,
+    "find-lr": 3,
     "chaos": 5,
     "diff": 8,
     PART: 3,
