@@ -137,7 +137,8 @@ def step(
     """Train a tiny MLP and a small CNN, and compare the loops.
 
     One process, one thread, the same data and optimizer; the time of a step in steady state. Systems: quorate,
-    quorate-own-loop, hand-written, fabric, accelerate, lightning.
+    quorate-own-loop, hand-written, hand-tuned (the same with our
+    allocator's settings), fabric, accelerate, lightning.
 
     \b
     Examples:

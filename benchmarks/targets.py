@@ -163,7 +163,7 @@ TARGETS = (
     ),
     Target(
         "step",
-        "tiny MLP: µs over the hand-written step",
+        "tiny MLP: µs over the best hand-written step",
         _detail("overhead_us", system="quorate", case="tiny-mlp"),
         60.0,
         is_lowest=False,
@@ -177,7 +177,7 @@ TARGETS = (
     ),
     Target(
         "step",
-        "CNN: % over the hand-written step",
+        "CNN: % over the best hand-written step",
         _detail("overhead_percent", system="quorate", case="cnn"),
         1.0,
         is_lowest=False,
