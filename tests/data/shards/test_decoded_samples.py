@@ -13,7 +13,7 @@ import pytest
 import torch
 import xxhash
 
-from data.shards.shard_files import small_blocks, write_shards
+from data.shards.shard_files import indexed
 from quorate.core.errors import TaskError
 from quorate.data.collate import collate
 from quorate.data.fingerprint import fingerprint
@@ -23,10 +23,6 @@ from quorate.data.threads import Interrupted
 from quorate.shards.dataset import Shards
 from quorate.shards.decoded_cache import DecodedCache
 from quorate.shards.disk_cache import DiskCache
-from quorate.shards.index import NAME, save_index
-from quorate.shards.indexing import build_index
-
-__all__ = ["small_blocks"]
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -55,9 +51,7 @@ def refuses_third(record: str) -> int:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    write_shards("text", tmp_path / "data", sizes=(8, 5))
-    save_index(build_index(str(tmp_path / "data")), tmp_path / "data" / NAME)
-    return tmp_path / "data"
+    return indexed("text", tmp_path / "data", sizes=(8, 5)).folder
 
 
 @pytest.fixture

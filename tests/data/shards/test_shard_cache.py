@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 
-from data.shards.shard_files import small_blocks, write_shards
+from data.shards.shard_files import indexed, write_shards
 from quorate.core.errors import RequestError
 from quorate.shards.blocks import ShardBlocks
 from quorate.shards.dataset import Shards
@@ -22,8 +22,6 @@ from quorate.shards.index import NAME, save_index
 from quorate.shards.indexing import build_index
 from quorate.storage import atomic
 from quorate.storage.atomic import temporary_of
-
-__all__ = ["small_blocks"]
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -244,7 +242,6 @@ def test_blocks_of_a_store_are_read_once_and_damage_is_read_again_from_there(tmp
 
 
 def test_blocks_of_a_folder_are_not_copied(tmp_path: Path) -> None:
-    write_shards("parquet", tmp_path / "data")
-    save_index(build_index(str(tmp_path / "data")), tmp_path / "data" / NAME)
+    indexed("parquet", tmp_path / "data")
     Shards(tmp_path / "data", cache={"folder": tmp_path / "cache"}).batch([0, 40])
     assert not files_of(tmp_path / "cache")

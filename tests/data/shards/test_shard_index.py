@@ -12,7 +12,7 @@ import numpy
 import pytest
 from safetensors import safe_open
 
-from data.shards.shard_files import KINDS, add_member, small_blocks, write_shards
+from data.shards.shard_files import KINDS, add_member, write_shards
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.data.bad_sample import Unreachable
@@ -22,8 +22,6 @@ from quorate.shards.index import NAME, ShardIndex, encode, load_index, save_inde
 from quorate.shards.indexing import Flaw, build_index, index_data, verify_shards
 from quorate.storage.objects import StoreError
 from quorate.stores.objects import FsspecStore
-
-__all__ = ["small_blocks"]
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 
-from data.shards.shard_files import KINDS, Written, small_blocks, write_shards
+from data.shards.shard_files import KINDS, index_folder, indexed, write_shards
 from quorate.core.errors import RequestError, TaskError
 from quorate.data.bad_sample import BadSample, Unreachable
 from quorate.data.collate import UnlikeSamples, collate
@@ -27,16 +27,8 @@ from quorate.shards.dataset import MOST_SAMPLES, Shards, _index_path, merged
 from quorate.shards.index import NAME, save_index
 from quorate.shards.indexing import build_index
 
-__all__ = ["small_blocks"]
-
 pytestmark = pytest.mark.usefixtures("small_blocks")
 COLUMNAR = ("parquet", "hdf5")
-
-
-def indexed(kind: str, folder: Path, **options: Any) -> Written:
-    written = write_shards(kind, folder, **options)
-    save_index(build_index(str(folder)), folder / NAME)
-    return written
 
 
 def same(left: Any, right: Any) -> bool:
@@ -112,7 +104,7 @@ def test_columns_of_every_kind_make_batches(kind: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as opened:
         opened["x"] = values
         opened["pairs"] = pairs
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    index_folder(tmp_path)
     shards = Shards(tmp_path)
     for wanted in ([3], [39, 0, 3]):
         batch = fetched(samples_of(shards), *wanted).content
@@ -278,7 +270,7 @@ def test_a_cache_that_cannot_be_there_is_refused_with_the_remedy(tmp_path: Path)
 
 def test_batches_of_records_without_decode_are_what_the_class_says(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1, "t": "a", "l": [1, 2]}\n{"n": 2, "t": "b", "l": [3, 4]}\n')
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    index_folder(tmp_path)
     batch = fetched(samples_of(Shards(tmp_path)), 0, 1).content
     assert (batch["n"].tolist(), batch["t"]) == ([1, 2], ["a", "b"])
     assert [each.tolist() for each in batch["l"]] == [[1, 3], [2, 4]]
@@ -500,7 +492,7 @@ def test_missing_numbers_are_bad_samples_of_their_rows(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(pa.table({"x": pa.array([1.5, None, 2.5])}), tmp_path / "a.parquet")
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    index_folder(tmp_path)
     answer = fetched(samples_of(Shards(tmp_path), skips=True), 0, 1, 2)
     assert answer.bad == (1,)
     assert answer.content["x"].tolist() == [1.5, 2.5]
