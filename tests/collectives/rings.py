@@ -1,15 +1,17 @@
 """Rings of threads over in-memory links."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from memory_link import memory_link_pair
+from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.collectives.reduction import Alone
 from quorate.collectives.ring import Ring
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.chunks import host_lanes
+from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline, Link
 from wire.pairs import within
 
@@ -19,6 +21,37 @@ T = TypeVar("T")
 def generation(lanes: int, workers: int) -> Generation:
     members = [Member(10 + i, f"host:{i}", hosted) for i, hosted in enumerate(host_lanes(lanes, workers))]
     return Generation(GenerationId(1, 1), tuple(members))
+
+
+@contextmanager
+def meeting(
+    hosting: Sequence[range],
+    *,
+    first: int = 10,
+    shares_memory: bool = True,
+    deadline: Deadline | None = None,
+    more: Sequence[Member] = (),
+) -> Iterator[list[Endpoint]]:
+    """What workers of one host need to connect with each other: they listen for as long as this lasts. `more` are
+    members that they do not connect with by themselves."""
+    listeners = [Listeners.bind("127.0.0.1", shares_memory=shares_memory) for _ in hosting]
+    places = zip(listeners, hosting, strict=True)
+    members = [Member(first + i, at.network.address, lanes, at.local_address) for i, (at, lanes) in enumerate(places)]
+    generation = Generation(GenerationId(1, 1), (*members, *more))
+    try:
+        yield [
+            Endpoint(
+                generation,
+                Credentials("token", first + i, generation.id),
+                each,
+                deadline or within(100),
+                within(100),
+            )
+            for i, each in enumerate(listeners)
+        ]
+    finally:
+        for each in listeners:
+            each.close()
 
 
 def memory_links(workers: int) -> list[tuple[Link | None, Link | None]]:

@@ -13,9 +13,10 @@ from torch import nn
 
 import gang
 from bits.bit_tasks import Momentum, Points
-from quorate.collectives.endpoint import Endpoint, Listeners
+from collectives.rings import meeting
+from quorate.collectives.endpoint import Endpoint
 from quorate.core.errors import LeaseExpired, LinkError, LossError
-from quorate.core.generation import Generation, GenerationId, Member, Role
+from quorate.core.generation import Member, Role
 from quorate.data.ledger import Tally
 from quorate.data.sampler import LaneSampler
 from quorate.lanes.chunks import host_lanes
@@ -29,9 +30,7 @@ from quorate.training.activity import Activity
 from quorate.training.lane import LaneResult
 from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
 from quorate.training.update import Update
-from quorate.wire.handshake import Credentials
 from strategies.toy_strategy import ToyFactory, ToyServer
-from wire.pairs import within
 
 LANES = 3
 SAMPLES = 4
@@ -112,21 +111,9 @@ class Worker:
 
 
 def endpoints(kind: Kind, stack: ExitStack, hosting: Sequence[range] | None = None) -> list[Endpoint]:
-    hosting = hosting or host_lanes(LANES, kind.workers)
-    listeners = [Listeners.bind("127.0.0.1", shares_memory=kind.name in ("shm", "ddp")) for _ in hosting]
-    for listener in listeners:
-        stack.callback(listener.close)
-    members = [
-        Member(10 + i, each.network.address, lanes, each.local_address)
-        for i, (each, lanes) in enumerate(zip(listeners, hosting, strict=True))
-    ]
-    if kind.has_server:
-        members.append(Member(20, "the server", range(0), role=Role.SERVER))
-    generation = Generation(GenerationId(1, 1), tuple(members))
-    return [
-        Endpoint(generation, Credentials("token", 10 + i, generation.id), each, within(100), within(100))
-        for i, each in enumerate(listeners)
-    ]
+    server = [Member(20, "the server", range(0), role=Role.SERVER)] if kind.has_server else []
+    shares = kind.name in ("shm", "ddp")
+    return stack.enter_context(meeting(hosting or host_lanes(LANES, kind.workers), shares_memory=shares, more=server))
 
 
 @contextmanager
