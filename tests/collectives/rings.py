@@ -9,7 +9,7 @@ from memory_link import memory_link_pair
 from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.collectives.reduction import Alone
 from quorate.collectives.ring import Ring
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
 from quorate.lanes.chunks import host_lanes
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline, Link
@@ -27,27 +27,24 @@ def generation(lanes: int, workers: int) -> Generation:
 def meeting(
     hosting: Sequence[range],
     *,
-    first: int = 10,
+    servers: int = 0,
     shares_memory: bool = True,
     deadline: Deadline | None = None,
-    more: Sequence[Member] = (),
 ) -> Iterator[list[Endpoint]]:
-    """What workers of one host need to connect with each other: they listen for as long as this lasts. `more` are
-    members that they do not connect with by themselves."""
-    listeners = [Listeners.bind("127.0.0.1", shares_memory=shares_memory) for _ in hosting]
-    places = zip(listeners, hosting, strict=True)
-    members = [Member(first + i, at.network.address, lanes, at.local_address) for i, (at, lanes) in enumerate(places)]
-    generation = Generation(GenerationId(1, 1), (*members, *more))
+    """What workers of one host, of which the first has the number 10, and servers need to connect with each other: they
+    listen for as long as this lasts."""
+    numbers = [*range(10, 10 + len(hosting)), *map(server_id, range(servers))]
+    listeners = [Listeners.bind("127.0.0.1", shares_memory=shares_memory) for _ in numbers]
+    members = [
+        Member(number, each.network.address, lanes, each.local_address, role=Role.of(number))
+        for number, each, lanes in zip(numbers, listeners, [*hosting, *[range(0)] * servers], strict=True)
+    ]
+    generation = Generation(GenerationId(1, 1), tuple(members))
+    ends = (deadline or within(100), within(100))
     try:
         yield [
-            Endpoint(
-                generation,
-                Credentials("token", first + i, generation.id),
-                each,
-                deadline or within(100),
-                within(100),
-            )
-            for i, each in enumerate(listeners)
+            Endpoint(generation, Credentials("token", number, generation.id), each, *ends)
+            for number, each in zip(numbers, listeners, strict=True)
         ]
     finally:
         for each in listeners:
