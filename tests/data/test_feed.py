@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import quorate.data.loader as loader_module
+from children import in_child
 from command import await_condition
 from quorate.core.errors import HelperLost, JobError, OutOfMemory, UserCodeError
 from quorate.core.processes import children_of
@@ -63,17 +64,6 @@ def feeding(dataset: Any, loader_workers: int, threads: int = 1, collate_with: A
 def batches(loader_workers: int, threads: int = 1) -> list[dict[str, torch.Tensor]]:
     with feeding(Noisy(), loader_workers, threads) as feed:
         return [feed.next(request).content for request in REQUESTS]
-
-
-def in_child(act: Any) -> int:
-    """The exit code of a forked process that does this: thread counts and handlers stay out of the test process."""
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            act()
-            os._exit(0)
-        os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def same(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tensor]]) -> bool:

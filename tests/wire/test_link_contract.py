@@ -1,6 +1,5 @@
 """What every Link promises, for each implementation."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from children import in_child
 from memory_link import memory_link_pair
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
@@ -197,16 +197,12 @@ def test_an_error_of_the_deadline_passes_through(links: Links) -> None:
 
 @pytest.mark.parametrize("links", [name for name in PAIRS if name != "memory"], indirect=True)
 def test_in_a_forked_child_it_is_closed_and_leaves_the_parents_alone(links: Links) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
+    def work() -> None:
+        with pytest.raises(PeerLost, match="closed on this side"):
             links[0].send(TAG, b"", within(100))
-        except PeerLost as error:
-            links[0].close()
-            os._exit(0 if "closed on this side" in str(error) else 2)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        links[0].close()
+
+    assert in_child(work) == 0
     links[0].send(TAG, b"still here", within(100))
     assert links[1].receive(TAG, within(100)) == b"still here"
 

@@ -15,6 +15,7 @@ import numpy
 import pytest
 import torch
 
+from children import in_child
 from data.shards.shard_files import KINDS, index_folder, indexed, write_shards
 from quorate.core.errors import RequestError, TaskError
 from quorate.data.bad_sample import BadSample, Unreachable
@@ -174,10 +175,7 @@ def test_it_can_be_pickled_and_reads_in_a_forked_child(tmp_path: Path) -> None:
     assert shards[0] == written.records[0]
     again = pickle.loads(pickle.dumps(shards))
     assert again[40] == written.records[40]
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if shards[30] == written.records[30] else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert in_child(lambda: shards[30] == written.records[30]) == 0
     shards.close()
     assert shards[1] == written.records[1], "it may be read from again"
     shards.close()
