@@ -14,7 +14,7 @@ from pyarrow import parquet
 from data.shards.shard_files import KINDS, SMALL_BLOCK, add_member, assert_same, read_block, write_shards
 from quorate.core.errors import RequestError
 from quorate.shards.blocks import ShardBlocks
-from quorate.shards.formats.format import BadRecord, Block, ColumnRecords, DamagedBlock, ShardFile
+from quorate.shards.formats.format import BadRecord, Block, ColumnRecords, DamagedBlock, Records, ShardFile
 from quorate.shards.formats.kinds import format_of, is_compressed_shard, kind_of
 from quorate.shards.index import ShardIndex
 from quorate.shards.indexing import build_index
@@ -111,7 +111,7 @@ def test_bytes_that_are_no_block_are_a_bad_record_or_fewer_records_and_never_oth
 def test_columns_are_what_the_records_are_one_by_one(kind: str, tmp_path: Path) -> None:
     write_shards(kind, tmp_path)
     index = build_index(str(tmp_path))
-    records = read_block(index, 0)
+    records: Records = read_block(index, 0)
     assert isinstance(records, ColumnRecords)
     rows = [3, 0, 3, len(records) - 1]
     columns = records.columns(rows)
@@ -126,7 +126,7 @@ def test_columns_are_what_the_records_are_one_by_one(kind: str, tmp_path: Path) 
 def test_columns_that_were_asked_for_are_given_alone_by_those_kinds_that_have_any(kind: str, tmp_path: Path) -> None:
     write_shards(kind, tmp_path)
     index = build_index(str(tmp_path))
-    records = read_block(index)
+    records: Records = read_block(index)
     assert isinstance(records, ColumnRecords) == (kind in ("parquet", "hdf5"))
     if isinstance(records, ColumnRecords):
         wanted = sorted(index.schema)[-1:]
@@ -298,7 +298,7 @@ def test_numbers_of_json_may_be_nan(tmp_path: Path) -> None:
 def test_a_line_that_is_no_record_is_named_by_file_and_offset(
     content: bytes, ending: str, good: Any, told: str, tmp_path: Path
 ) -> None:
-    records = read_block(indexed_bytes(tmp_path, content, ending))
+    records: Records = read_block(indexed_bytes(tmp_path, content, ending))
     assert records[0] == good
     with pytest.raises(BadRecord, match=rf"a.{ending}, {told}"):
         records[1]
@@ -313,7 +313,7 @@ def indexed_table(folder: Path, table: pa.Table, **options: Any) -> ShardIndex:
 
 
 def columns_of(index: ShardIndex, rows: list[int]) -> dict[str, Any]:
-    records = read_block(index, 0)
+    records: Records = read_block(index, 0)
     assert isinstance(records, ColumnRecords)
     return records.columns(rows)
 
@@ -378,7 +378,7 @@ def test_a_number_that_is_missing_is_never_another_number(tmp_path: Path) -> Non
     for row, column in ((1, "n"), (2, "l")):
         with pytest.raises(BadRecord, match=rf"a.parquet, row {row}: column {column} has no value"):
             columns_of(index, [0, row])
-    records = read_block(index, 0)
+    records: Records = read_block(index, 0)
     assert records[1]["n"] is None
     assert records[1]["l"] is None if missing is None else list(records[1]["l"]) == missing
     assert records[2] == {"n": 3, "l": [None, 3.0]}
@@ -387,7 +387,7 @@ def test_a_number_that_is_missing_is_never_another_number(tmp_path: Path) -> Non
 def test_what_a_record_is_changed_to_does_not_change_the_block(tmp_path: Path) -> None:
     for kind, name in (("parquet", "vector"), ("hdf5", "group/picture")):
         write_shards(kind, tmp_path / kind)
-        records = read_block(build_index(str(tmp_path / kind)), 0)
+        records: Records = read_block(build_index(str(tmp_path / kind)), 0)
         assert isinstance(records, ColumnRecords)
         before = records.columns([0])[name].copy()
         records[0][name][...] = 0

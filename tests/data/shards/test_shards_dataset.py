@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import time
 import urllib.error
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -283,15 +282,6 @@ def test_columns_of_what_has_none_are_refused(tmp_path: Path) -> None:
     indexed("tar", tmp_path)
     with pytest.raises(TaskError, match="these shards are tar"):
         Shards(tmp_path, columns=["jpg"])
-
-
-def test_an_iterable_dataset_is_refused_with_both_remedies() -> None:
-    class Endless(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(())
-
-    with pytest.raises(TaskError, match=r"(?s)quorate\.Stream\(open.*quorate\.Shards\(PATH\).*quorate data index PATH"):
-        check_dataset(Endless(), "training")
 
 
 # --- bad data
