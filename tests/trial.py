@@ -113,7 +113,7 @@ def assert_recovered(place: Workplace, document: dict[str, Any]) -> None:
 
 def recovered(place: Workplace, *faults: str, settings: tuple[str, ...] = (), **environment: str) -> dict[str, Any]:
     """Run the job under faults from which it recovers, to the same bits."""
-    document = chaos(place, *faults, settings=settings, **environment)
+    document = chaos(place, *faults, code=0, settings=settings, **environment)
     assert_recovered(place, document)
     return document
 

@@ -49,8 +49,8 @@ class Convolutions(quorate.Task):
 
 
 def train(task: type[Task], workers: int, folder: Path, **keys: Any) -> gang.Ended:
-    keys = {"steps": 7, "evaluate": {"every": 3}, "batch_size": 24, "clip_norm": 0.5} | keys
-    return trained(task, folder, Shape(workers), **keys)
+    usual: dict[str, Any] = {"steps": 7, "evaluate": {"every": 3}, "batch_size": 24, "clip_norm": 0.5}
+    return trained(task, folder, Shape(workers), **usual | keys)
 
 
 @pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.long), 4])

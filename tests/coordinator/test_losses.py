@@ -67,6 +67,7 @@ TWO = replace(SETTINGS, workers=2, lanes=2)
 
 def loss_of(decision: Decision) -> WorkerLost:
     """The one loss that a decision records."""
+    loss: WorkerLost
     (loss,) = of_kind(WorkerLost, decision)
     return loss
 
@@ -78,6 +79,7 @@ def told_of(decision: Decision) -> str:
 
 def refill_of(decision: Decision) -> Refill:
     """The one place that a decision has filled."""
+    found: Refill
     (found,) = of_kind(Refill, decision)
     return found
 
