@@ -87,7 +87,7 @@ OVER_TCP = {(5, 3)}
 @functools.cache
 def alone(number: int, lanes: int = 4, bucket_mb: float | None = None) -> gang.Ended:
     """A case on one worker, to which many are compared."""
-    keys = {} if bucket_mb is None else {"bucket_mb": bucket_mb}
+    keys: dict[str, Any] = {} if bucket_mb is None else {"bucket_mb": bucket_mb}
     with tempfile.TemporaryDirectory() as folder:
         return trained(CASES[number].task, Path(folder), lanes=lanes, **CASES[number].keys, **keys)
 
@@ -215,7 +215,8 @@ def test_interrupted_and_resumed_on_another_number_of_workers(number: int, tmp_p
 
 
 def test_interrupted_where_an_evaluation_is_due_evaluates_when_resumed(tmp_path: Path) -> None:
-    task, folder, keys = tasks.BatchNormAndDropout, tmp_path / "interrupted", {"evaluate": {"every": 2}}
+    task, folder = tasks.BatchNormAndDropout, tmp_path / "interrupted"
+    keys: dict[str, Any] = {"evaluate": {"every": 2}}
     undisturbed = trained(task, tmp_path / "undisturbed", Shape(2), **keys)
     assert trained(task, folder, Shape(3), stop_at=2, **keys).progress["cursor"] == [2, 0]
     resumed = trained(task, folder, Shape(2), **keys)

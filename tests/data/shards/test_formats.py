@@ -130,8 +130,8 @@ def test_columns_that_were_asked_for_are_given_alone_by_those_kinds_that_have_an
     assert isinstance(records, ColumnRecords) == (kind in ("parquet", "hdf5"))
     if isinstance(records, ColumnRecords):
         wanted = sorted(index.schema)[-1:]
-        records = read_block(index, 0, wanted)
-        assert list(records[0]) == list(records.columns([0])) == wanted
+        chosen = read_block(index, 0, wanted)
+        assert list(chosen[0]) == list(chosen.columns([0])) == wanted
 
 
 @every_kind
