@@ -1,16 +1,31 @@
 """A job that has run undisturbed, and is run again under faults: what has to hold of every such trial."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from command import Workplace, await_condition
 from schemas import validate
 
 REFERENCE = "tiny-0001"
+
+
+def undisturbed_job(source: str | None = None, **keys: Any) -> Any:
+    """A fixture: for the tests of a module, a folder in which the job has run undisturbed."""
+
+    @pytest.fixture(scope="module")
+    def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+        with undisturbed_in(tmp_path_factory.mktemp("job"), source, **keys) as found:
+            yield found
+
+    return place
 
 
 @contextmanager
@@ -94,6 +109,31 @@ def assert_recovered(place: Workplace, document: dict[str, Any]) -> None:
     assert document["recoveries"]
     steps = {event["step"] for event in told(place, document, "step")}
     assert steps == set(range(1, document["steps"] + 1)), "every step is told"
+
+
+def recovered(place: Workplace, *faults: str, settings: tuple[str, ...] = (), **environment: str) -> dict[str, Any]:
+    """Run the job under faults from which it recovers, to the same bits."""
+    document = chaos(place, *faults, code=0, settings=settings, **environment)
+    assert_recovered(place, document)
+    return document
+
+
+def recovered_forwards(
+    place: Workplace, *faults: str, settings: tuple[str, ...] = (), **environment: str
+) -> dict[str, Any]:
+    """The same where somebody always has what a lost worker held: no checkpoint is needed, and no step done again but
+    one that only somebody had completed who died before it could give it away."""
+    document = recovered(place, *faults, settings=settings, **environment)
+    begun = [event["from_step"] for event in told(place, document, "generation")]
+    assert all(later >= earlier - 1 for earlier, later in pairwise(begun)), begun
+    assert not told(place, document, "rollback")
+    return document
+
+
+def assert_runs_end_alike(place: Workplace) -> None:
+    """The newest run has the weights of the undisturbed one."""
+    digests = {json.loads((run / "result.json").read_text())["weights_digest"] for run in (place.runs()[0], place.last)}
+    assert len(digests) == 1
 
 
 def firings(document: dict[str, Any], fault: str) -> list[tuple[int, str]]:

@@ -12,6 +12,7 @@ import pytest
 
 import gang
 from bits import bit_tasks as tasks
+from bits.shapes import Shape, trained
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.collectives import reduction, shared_memory
 from quorate.lanes import chunks
@@ -86,19 +87,16 @@ OVER_TCP = {(5, 3)}
 @functools.cache
 def alone(number: int, lanes: int = 4, bucket_mb: float | None = None) -> gang.Ended:
     """A case on one worker, to which many are compared."""
-    keys = {} if bucket_mb is None else {"bucket_mb": bucket_mb}
-    task = CASES[number].task
+    keys: dict[str, Any] = {} if bucket_mb is None else {"bucket_mb": bucket_mb}
     with tempfile.TemporaryDirectory() as folder:
-        return gang.train(task, gang.job(task, lanes=lanes, **CASES[number].keys, **keys), 1, Path(folder))
+        return trained(CASES[number].task, Path(folder), lanes=lanes, **CASES[number].keys, **keys)
 
 
 def digest(case: Case, lanes: int, workers: int, folder: Path) -> str:
     """Over TCP, in shared memory and on a mixed ring by turns, so that every case is compared over all of them."""
-    folder.mkdir()
     hosts = HOSTS.get((lanes, workers), "")
     links = "tcp" if (lanes, workers) in OVER_TCP else "auto"
-    spec = gang.job(case.task, lanes=lanes, links=links, **case.keys)
-    ended = gang.train(case.task, spec, workers, folder, hosts=hosts)
+    ended = trained(case.task, folder, Shape(workers, links=links, hosts=hosts), lanes=lanes, **case.keys)
     assert ("in shared memory" in ended.log) == (workers > 1 and links == "auto")
     assert ("over TCP" in ended.log) == (workers > 1 and (links == "tcp" or bool(hosts)))
     return ended.digest
@@ -145,9 +143,9 @@ def test_overlap_does_not_change_the_bits(number: int, tmp_path: Path) -> None:
     case = CASES[number]
 
     def train(workers: int, overlap: bool, hosts: str = "") -> str:
-        links = "auto" if hosts else "tcp"
-        spec = gang.job(case.task, lanes=4, links=links, overlap=overlap, bucket_mb=0.0002, **case.keys)
-        ended = gang.train(case.task, spec, workers, _folder(tmp_path / f"{workers}{overlap}{hosts}"), hosts=hosts)
+        shape = Shape(workers, links="auto" if hosts else "tcp", hosts=hosts)
+        folder = tmp_path / f"{shape} {overlap}"
+        ended = trained(case.task, folder, shape, lanes=4, overlap=overlap, bucket_mb=0.0002, **case.keys)
         assert ("while the backward pass" in ended.log) == (overlap and workers > 1)
         return ended.digest
 
@@ -164,8 +162,7 @@ def test_loader_workers_do_not_change_the_metrics(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"steps": 1, "evaluate": {"every": 1, "metric": "batches"}}
     bests = []
     for count in (0, 1):
-        spec = gang.job(tasks.CountsInCollate, loader_workers=count, **keys)
-        ended = gang.train(tasks.CountsInCollate, spec, 1, _folder(tmp_path / str(count)))
+        ended = trained(tasks.CountsInCollate, tmp_path / str(count), loader_workers=count, **keys)
         assert ended.digest
         bests.append(ended.progress["best"])
     assert bests[0] == bests[1]
@@ -174,10 +171,9 @@ def test_loader_workers_do_not_change_the_metrics(tmp_path: Path) -> None:
 def test_a_longer_job_passes_through_the_end_of_a_shorter_one(tmp_path: Path) -> None:
     """The evaluation that is there only because a job ends has no effect on the rate, nor on what is the best."""
     keys: dict[str, Any] = {"evaluate": {"every": 3}, "batch_size": 20}
-    folder = _folder(tmp_path / "extended")
-    gang.train(tasks.Plateau, gang.job(tasks.Plateau, steps=4, **keys), 2, folder)
-    extended = gang.train(tasks.Plateau, gang.job(tasks.Plateau, steps=9, **keys), 3, folder)
-    at_once = gang.train(tasks.Plateau, gang.job(tasks.Plateau, steps=9, **keys), 1, _folder(tmp_path / "at_once"))
+    trained(tasks.Plateau, tmp_path / "extended", Shape(2), steps=4, **keys)
+    extended = trained(tasks.Plateau, tmp_path / "extended", Shape(3), steps=9, **keys)
+    at_once = trained(tasks.Plateau, tmp_path / "at_once", steps=9, **keys)
     assert extended.digest == at_once.digest
     assert extended.progress == at_once.progress
 
@@ -185,14 +181,14 @@ def test_a_longer_job_passes_through_the_end_of_a_shorter_one(tmp_path: Path) ->
 @pytest.mark.parametrize("every", [3, "end"])
 def test_the_best_of_an_extended_job_is_that_of_a_job_of_its_length(every: int | str, tmp_path: Path) -> None:
     keys: dict[str, Any] = {"evaluate": {"every": every, "metric": "steps"}, "checkpoint": {"keep": 1}}
-    task, folder = tasks.BestAtStepFour, _folder(tmp_path / "extended")
-    short = gang.train(task, gang.job(task, steps=4, **keys), 2, folder)
+    task, folder = tasks.BestAtStepFour, tmp_path / "extended"
+    short = trained(task, folder, Shape(2), steps=4, **keys)
     assert short.progress["best"] == {"value": 0.0, "step": 4}
     if every == 3:
         # What a longer job has for its best is kept, though it is neither the newest nor the best here.
         assert [info.cursor.step for info in CheckpointFolder(folder / "checkpoints").list()] == [3, 4]
-    extended = gang.train(task, gang.job(task, steps=9, **keys), 2, folder)
-    at_once = gang.train(task, gang.job(task, steps=9, **keys), 2, _folder(tmp_path / "at_once"))
+    extended = trained(task, folder, Shape(2), steps=9, **keys)
+    at_once = trained(task, tmp_path / "at_once", Shape(2), steps=9, **keys)
     assert extended.progress == at_once.progress
     assert extended.progress["best"]["step"] == (3 if every == 3 else 9)
 
@@ -205,15 +201,13 @@ tests of loaders, servers and captured lanes each time."""
 @quick_for(RESUMED)
 def test_interrupted_and_resumed_on_another_number_of_workers(number: int, tmp_path: Path) -> None:
     case, undisturbed = CASES[number], alone(number)
-    spec = gang.job(case.task, **case.keys)
     chance = random.Random(case.name)
-    folder = _folder(tmp_path / "interrupted")
     first, second = chance.sample((2, chance.choice((1, 3, 4))), 2)
     stopped_at = chance.randint(1, 3)
-    stopped = gang.train(case.task, spec, first, folder, stop_at=stopped_at)
+    stopped = trained(case.task, tmp_path, Shape(first), stop_at=stopped_at, **case.keys)
     assert stopped.ending == "interrupted"
     assert stopped.progress["cursor"][0] == stopped_at
-    resumed = gang.train(case.task, spec, second, folder)
+    resumed = trained(case.task, tmp_path, Shape(second), **case.keys)
     assert resumed.ending == "complete"
     assert resumed.digest == undisturbed.digest
     assert resumed.progress == undisturbed.progress
@@ -221,12 +215,11 @@ def test_interrupted_and_resumed_on_another_number_of_workers(number: int, tmp_p
 
 
 def test_interrupted_where_an_evaluation_is_due_evaluates_when_resumed(tmp_path: Path) -> None:
-    spec = gang.job(tasks.BatchNormAndDropout, evaluate={"every": 2})
-    undisturbed = gang.train(tasks.BatchNormAndDropout, spec, 2, _folder(tmp_path / "undisturbed"))
-    folder = _folder(tmp_path / "interrupted")
-    stopped = gang.train(tasks.BatchNormAndDropout, spec, 3, folder, stop_at=2)
-    assert stopped.progress["cursor"] == [2, 0]
-    resumed = gang.train(tasks.BatchNormAndDropout, spec, 2, folder)
+    task, folder = tasks.BatchNormAndDropout, tmp_path / "interrupted"
+    keys: dict[str, Any] = {"evaluate": {"every": 2}}
+    undisturbed = trained(task, tmp_path / "undisturbed", Shape(2), **keys)
+    assert trained(task, folder, Shape(3), stop_at=2, **keys).progress["cursor"] == [2, 0]
+    resumed = trained(task, folder, Shape(2), **keys)
     assert resumed.progress == undisturbed.progress
     assert resumed.digest == undisturbed.digest
 
@@ -252,8 +245,3 @@ def test_a_broken_order_of_summation_is_caught(tmp_path: Path, monkeypatch: pyte
         # Of many values: a few may be rounded alike in every order.
         digests.add(digest(Case(tasks.TinyTransformer), 4, workers, tmp_path / str(workers)))
     assert len(digests) > 1
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir()
-    return path

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-import gang
 from bits import bit_tasks as tasks
+from bits.shapes import Shape, trained
 from bits.test_bits import CASES, Case, alone
 from gpu.host_memory import HostMemory
 from gpu.recording_capture import RecordingCapture
@@ -14,11 +14,6 @@ from quorate.replica.device import Device
 
 CAPTURED = "is captured in a graph"
 pytestmark = pytest.mark.usefixtures("unmeasured")
-
-
-def train(case: Case, lanes: int, workers: int, folder: Path, **more: Any) -> gang.Ended:
-    folder.mkdir(exist_ok=True)
-    return gang.train(case.task, gang.job(case.task, lanes=lanes, **(case.keys | more)), workers, folder)
 
 
 REFUSED = {
@@ -51,7 +46,7 @@ def test_a_captured_lane_has_the_bits_of_an_eager_one(
 ) -> None:
     case, eager = CASES[number], alone(number, lanes)
     monkeypatch.setattr(Device, "capture", RecordingCapture())
-    captured = train(case, lanes, 1, tmp_path / "captured")
+    captured = trained(case.task, tmp_path, lanes=lanes, **case.keys)
     assert captured.digest == eager.digest
     assert captured.losses == eager.losses
     assert captured.progress == eager.progress
@@ -75,17 +70,14 @@ def test_captured_interrupted_and_resumed_with_and_without(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever goes on without graphs goes on to the same bits, so workers need not agree on them."""
-    spec = gang.job(case.task, **case.keys)
-    (tmp_path / "eager").mkdir()
-    eager = gang.train(case.task, spec, 1, tmp_path / "eager")
-    workers = min(3, spec.lanes)
+    eager = trained(case.task, tmp_path / "eager", **case.keys)
+    workers = min(3, case.keys.get("lanes", 4))
     for after in (RecordingCapture(), None):
         folder = tmp_path / str(after is None)
-        folder.mkdir()
         monkeypatch.setattr(Device, "capture", RecordingCapture())
-        stopped = gang.train(case.task, spec, workers, folder, stop_at=4)
+        stopped = trained(case.task, folder, Shape(workers), stop_at=4, **case.keys)
         monkeypatch.setattr(Device, "capture", after)
-        resumed = gang.train(case.task, spec, 1, folder)
+        resumed = trained(case.task, folder, **case.keys)
         assert resumed.digest == eager.digest
         assert stopped.losses + resumed.losses == eager.losses
         assert CAPTURED in stopped.log
@@ -95,12 +87,12 @@ def test_captured_interrupted_and_resumed_with_and_without(
 def test_captured_lanes_of_steps_that_are_read_late(
     lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case(tasks.BatchNormAndDropout, {"accumulate": 2, "batch_size": 24, "clip_norm": 0.5})
-    eager = train(case, lanes, 1, tmp_path / "eager")
+    keys: dict[str, Any] = {"accumulate": 2, "batch_size": 24, "clip_norm": 0.5, "lanes": lanes}
+    eager = trained(tasks.BatchNormAndDropout, tmp_path / "eager", **keys)
     monkeypatch.setattr(Device, "is_host", False)
     monkeypatch.setattr(Device, "shareable", HostMemory())
     monkeypatch.setattr(Device, "capture", RecordingCapture())
-    captured = train(case, lanes, 1, tmp_path / "captured")
+    captured = trained(tasks.BatchNormAndDropout, tmp_path / "captured", **keys)
     assert captured.digest == eager.digest
     assert captured.losses == eager.losses
     assert CAPTURED in captured.log

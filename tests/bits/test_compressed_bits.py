@@ -11,6 +11,8 @@ import torch
 
 import gang
 from bits import bit_tasks as tasks
+from bits.shapes import Shape, one_digest, trained
+from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.data.sampler import LaneSampler
 from quorate.replica.replica import build_model
@@ -19,12 +21,7 @@ from training.test_skipping import Poisoned
 
 TOP_K = {"top_k": 0.1}
 BITS = {"bits": 8}
-COMPRESS: list[dict[str, Any]] = [
-    TOP_K,
-    BITS,
-    TOP_K | {"feedback": False},
-    BITS | {"feedback": False},
-]
+COMPRESS: list[dict[str, Any]] = [TOP_K, BITS, TOP_K | {"feedback": False}, BITS | {"feedback": False}]
 TASKS: list[tuple[type[Task], dict[str, Any]]] = [
     (tasks.Regression, {}),
     (tasks.BatchNormAndDropout, {"batch_size": 21, "epochs": 2, "evaluate": {"every": 2}}),
@@ -43,11 +40,16 @@ def named(value: Any) -> str:
 
 
 def train(task: type[Task], folder: Path, workers: int, compress: dict[str, Any] | None, **keys: Any) -> gang.Ended:
-    folder.mkdir(exist_ok=True)
-    strategy = {"kind": "ring", "compress": compress}
-    hosts, stop_at = keys.pop("hosts", ""), keys.pop("stop_at", None)
-    spec = gang.job(task, lanes=keys.pop("lanes", 4), strategy=strategy, **keys)
-    return gang.train(task, spec, workers, folder, hosts=hosts, stop_at=stop_at)
+    shape = Shape(workers, links=keys.pop("links", "auto"), hosts=keys.pop("hosts", ""))
+    return trained(task, folder, shape, strategy={"kind": "ring", "compress": compress}, **keys)
+
+
+def newest_in(folder: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """The newest checkpoint of a job, and the state in it."""
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    newest = checkpoints.search().newest
+    assert newest is not None
+    return newest, checkpoints.load(newest).state
 
 
 def on_two(compress: dict[str, Any] | None) -> str:
@@ -66,15 +68,9 @@ def _on_two(compress: str) -> str:
 )
 def test_any_number_of_workers_gives_one_digest(compress: dict[str, Any], tmp_path: Path) -> None:
     """In shared memory, over TCP and on a mixed ring; and not what the ring gives without compression."""
-    hosts = {3: "AAB"}
-    digests = {
-        workers: train(
-            tasks.Regression, tmp_path / str(workers), workers, compress, hosts=hosts.get(workers, "")
-        ).digest
-        for workers in (1, 3)
-    }
-    assert set(digests.values()) == {on_two(compress)}, digests
-    assert on_two(None) not in digests.values()
+    strategy = {"kind": "ring", "compress": compress}
+    digest = one_digest(tasks.Regression, tmp_path, Shape(1), Shape(3, hosts="AAB"), strategy=strategy)
+    assert on_two(None) != digest == on_two(compress)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +82,7 @@ def test_any_number_of_workers_gives_one_digest(compress: dict[str, Any], tmp_pa
 def test_any_task_gives_one_digest(
     compress: dict[str, Any], task: type[Task], keys: dict[str, Any], tmp_path: Path
 ) -> None:
-    digests = {n: train(task, tmp_path / str(n), n, compress, **keys).digest for n in (1, 3)}
-    assert len(set(digests.values())) == 1, digests
+    one_digest(task, tmp_path, Shape(1), Shape(3), strategy={"kind": "ring", "compress": compress}, **keys)
 
 
 @pytest.mark.parametrize(
@@ -151,12 +146,7 @@ def test_the_weights_are_those_of_a_loop_by_hand(compress: dict[str, Any], tmp_p
         with torch.no_grad():
             for parameter, gradient in zip(parameters, total, strict=True):
                 parameter.sub_(1e-3 * gradient)
-    folder = tmp_path / "run"
-    ended = train(tasks.Regression, folder, 2, compress, lanes=lanes, steps=steps)
-    assert not ended.failures, ended.failures
-    checkpoints = CheckpointFolder(folder / "checkpoints")
-    newest = checkpoints.search().newest
-    assert newest is not None
-    tensors = checkpoints.load(newest).state["replica"]["tensors"]
+    assert train(tasks.Regression, tmp_path, 2, compress, lanes=lanes, steps=steps).digest
+    tensors = newest_in(tmp_path)[1]["replica"]["tensors"]
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(tensors[name], parameter.detach(), rtol=1e-5, atol=1e-7)

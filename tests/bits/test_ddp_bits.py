@@ -9,6 +9,7 @@ from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
+from bits.shapes import Shape, trained
 from bits.test_bits import CASES, alone, quick_for
 from quorate.task.task import Task
 from training.test_skipping import Poisoned
@@ -32,10 +33,8 @@ class Exact(tasks.Momentum):
 
 
 def train(task: type[Task], workers: int, folder: Path, kind: str | dict[str, Any] = "ddp", **keys: Any) -> gang.Ended:
-    folder.mkdir(exist_ok=True)
-    stop_at, sabotage = keys.pop("stop_at", None), keys.pop("sabotage", None)
-    spec = gang.job(task, strategy=kind, **keys)
-    ended = gang.train(task, spec, workers, folder, stop_at=stop_at, sabotage=sabotage)
+    strategy = {"kind": kind} if isinstance(kind, str) else kind
+    ended = trained(task, folder, Shape(workers), strategy=strategy, **keys)
     assert not ended.failures, ended.failures
     return ended
 
@@ -117,7 +116,6 @@ def test_the_failure_of_one_worker_is_told_and_ends_the_wait_of_the_others(tmp_p
         if position == 1:
             loop.replica.begin_lane = lambda: 1 / 0
 
-    spec = gang.job(Exact, strategy="ddp")
-    ended = gang.train(Exact, spec, 3, tmp_path, sabotage=fail)
+    ended = trained(Exact, tmp_path, Shape(3), strategy={"kind": "ddp"}, sabotage=fail)
     assert ended.failure.kind == "ZeroDivisionError"
     assert sorted(failure.kind for failure in ended.failures)[:2] == ["PeerLost", "PeerLost"]

@@ -25,11 +25,9 @@ def test_one_digest_on_any_number_of_workers(lanes: int, numbers: tuple[int, ...
     spec = load_job(EXAMPLE, {}, []).spec
     task = load_task_type(spec.task, spec.seed)
     spec = spec.model_copy(update={"lanes": lanes, "epochs": None, "steps": 12})
-    ends = []
     for workers in numbers:
-        folder = tmp_path / str(workers)
-        folder.mkdir()
-        ends.append(gang.train(task, spec, workers, folder))
+        (tmp_path / str(workers)).mkdir()
+    ends = [gang.train(task, spec, workers, tmp_path / str(workers)) for workers in numbers]
     assert len({end.digest for end in ends}) == 1
     assert all(end.progress == ends[0].progress for end in ends), "metrics must be equal too, to the last bit"
 

@@ -10,6 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import gang
 from bits import bit_tasks as tasks
+from bits.shapes import Shape, trained
 from bits.test_ddp_bits import CLOSE, far
 from quorate.task.task import Task
 
@@ -80,13 +81,11 @@ class SplitsNothing(Exact):
 
 def train(task: type[Task], mesh: dict[str, Any] | None, folder: Path, **keys: Any) -> gang.Ended:
     """On a mesh, or by one process on the ring."""
-    folder.mkdir(exist_ok=True)
-    stop_at, sabotage = keys.pop("stop_at", None), keys.pop("sabotage", None)
     workers = 1
     if mesh is not None:
         workers = mesh.get("replicate", 1) * mesh.get("shard", 1) * mesh.get("tensor", 1)
         keys |= {"strategy": {"kind": "fsdp", **mesh}, "workers": workers}
-    ended = gang.train(task, gang.job(task, **keys), workers, folder, stop_at=stop_at, sabotage=sabotage)
+    ended = trained(task, folder, Shape(workers), **keys)
     assert not ended.failures, ended.failures
     return ended
 
@@ -145,8 +144,8 @@ def test_a_job_changes_between_meshes_and_the_ring(tmp_path: Path) -> None:
 )
 def test_a_tensor_dimension_that_splits_nothing_is_refused(task: type[Task], words: str, tmp_path: Path) -> None:
     """All of its workers would compute the same."""
-    keys = {"strategy": {"kind": "fsdp", "shard": 1, "tensor": 2}, "workers": 2}
-    ended = gang.train(task, gang.job(task, **keys), 2, tmp_path)
+    strategy = {"kind": "fsdp", "shard": 1, "tensor": 2}
+    ended = trained(task, tmp_path, Shape(2), strategy=strategy, workers=2)
     assert words in ended.failure.message
     assert "    def parallelize(self, model, mesh):" in ended.failure.message
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-import gang
 from bits import bit_tasks as tasks
 from bits import test_fsdp_bits as fsdp
+from bits.shapes import Shape, trained
 from quorate.cuda.device import CudaDevice
 from quorate.replica.device import Device
 
@@ -72,16 +72,10 @@ def test_shards_away_from_the_host(
 def test_replicas_away_from_the_host(
     workers: int, strategy: dict[str, Any], tmp_path: Path, away: Callable[[], None]
 ) -> None:
-    task = tasks.BatchNormAndDropout
-    spec = gang.job(task, strategy=strategy, workers=workers, min_workers=workers, **KEYS)
-
-    def train(folder: Path) -> gang.Ended:
-        folder.mkdir()
-        return gang.train(task, spec, workers, folder)
-
-    here = train(tmp_path / "here")
+    keys = KEYS | {"strategy": strategy, "workers": workers, "min_workers": workers}
+    here = trained(tasks.BatchNormAndDropout, tmp_path / "here", Shape(workers), **keys)
     away()
-    there = train(tmp_path / "there")
+    there = trained(tasks.BatchNormAndDropout, tmp_path / "there", Shape(workers), **keys)
     assert there.digest == here.digest
     assert there.losses == here.losses
     assert there.progress == here.progress

@@ -11,6 +11,7 @@ from torch import nn
 import gang
 import quorate
 from bits import bit_tasks as tasks
+from bits.shapes import Shape, trained
 from quorate.task.task import Task
 from replica.away_device import AwayDevice
 
@@ -47,10 +48,9 @@ class Convolutions(quorate.Task):
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def train(task: type[Task], workers: int, folder: Path, stop_at: int | None = None, **keys: Any) -> gang.Ended:
-    folder.mkdir(exist_ok=True)
-    keys = {"steps": 7, "evaluate": {"every": 3}, "batch_size": 24, "clip_norm": 0.5} | keys
-    return gang.train(task, gang.job(task, **keys), workers, folder, stop_at=stop_at)
+def train(task: type[Task], workers: int, folder: Path, **keys: Any) -> gang.Ended:
+    usual: dict[str, Any] = {"steps": 7, "evaluate": {"every": 3}, "batch_size": 24, "clip_norm": 0.5}
+    return trained(task, folder, Shape(workers), **usual | keys)
 
 
 @pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.long), 4])

@@ -9,6 +9,7 @@ from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
+from bits.shapes import Shape, one_digest, trained
 from bits.test_bits import CASES, Case, alone
 from quorate.core.generation import Cursor, Generation, GenerationId, Member, Role, server_id
 from quorate.strategies.servers.align import plan_transfers
@@ -19,22 +20,18 @@ REFUSED = {tasks.NoisyOptimizer, tasks.AveragesInside}
 """Optimizers of which nobody can say that they update each parameter by itself: of one's own, or with hooks."""
 SERVED = [number for number, case in enumerate(CASES) if case.task not in REFUSED and case.keys.get("threads", 1) == 1]
 
-SHAPES = [(2, 2, 2), (2, 3, 2), (4, 3, 2)]
-"""Workers, servers and replicas that are compared."""
-LINKS = ["tcp", "AABB", "ABAB", "AABBC"]
+SHAPES = [Shape(2, 2, 2), Shape(2, 3, 2), Shape(4, 3, 2)]
+LINKS = [
+    Shape(2, 2, 2, links="tcp"),
+    Shape(2, 2, 2, hosts="AABB"),
+    Shape(2, 2, 2, hosts="ABAB"),
+    Shape(2, 3, 2, hosts="AABBC"),
+]
 SOME = [SERVED[1], SERVED[4], SERVED[12]]
 
 
-def digest(case: Case, folder: Path, workers: int, servers: int = 0, replicas: int = 1, **keys: Any) -> str:
-    return trained(case, folder, workers, servers, replicas, **keys).digest
-
-
-def trained(case: Case, folder: Path, workers: int, servers: int = 0, replicas: int = 1, **keys: Any) -> gang.Ended:
-    folder.mkdir()
-    hosts = keys.pop("hosts", "")
-    served = {"strategy": {"kind": "parameter-server", "servers": servers, "replicas": replicas}} if servers else {}
-    spec = gang.job(case.task, **case.keys, **served, **keys)
-    return gang.train(case.task, spec, workers, folder, hosts=hosts)
+def of(case: Case, folder: Path, shape: Shape, **keys: Any) -> gang.Ended:
+    return trained(case.task, folder, shape, **case.keys, **keys)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +43,8 @@ def trained(case: Case, folder: Path, workers: int, servers: int = 0, replicas: 
         for shape, is_next in zip(SHAPES, (at % 8 == 0, at % 8 == 4, False), strict=True)
     ],
 )
-def test_servers_give_the_digest_of_the_ring(number: int, shape: tuple[int, int, int], tmp_path: Path) -> None:
-    served, ring = trained(CASES[number], tmp_path / "served", *shape), alone(number)
+def test_servers_give_the_digest_of_the_ring(number: int, shape: Shape, tmp_path: Path) -> None:
+    served, ring = of(CASES[number], tmp_path / "served", shape), alone(number)
     assert served.digest == ring.digest
     assert (served.losses, served.norms) == (ring.losses, ring.norms)
 
@@ -64,8 +61,7 @@ class ChannelsLast(tasks.Momentum):
 
 @pytest.mark.parametrize("keys", [{}, {"clip_norm": 1e-3}], ids=str)
 def test_the_norm_of_a_single_lane_is_that_of_the_ring_as_gradients_lie(keys: dict[str, Any], tmp_path: Path) -> None:
-    case = Case(ChannelsLast, {"lanes": 1, **keys})
-    ring, served = trained(case, tmp_path / "ring", 1), trained(case, tmp_path / "served", 1, 2)
+    ring, served = (trained(ChannelsLast, tmp_path / str(s), s, lanes=1, **keys) for s in (Shape(1), Shape(1, 2)))
     assert (served.digest, served.norms) == (ring.digest, ring.norms)
 
 
@@ -77,64 +73,48 @@ def test_the_norm_of_a_single_lane_is_that_of_the_ring_as_gradients_lie(keys: di
 def test_every_shape_gives_the_digest_of_the_ring(
     number: int, workers: int, servers: int, replicas: int, tmp_path: Path
 ) -> None:
-    assert digest(CASES[number], tmp_path / "served", workers, servers, replicas) == alone(number).digest
+    assert of(CASES[number], tmp_path / "served", Shape(workers, servers, replicas)).digest == alone(number).digest
 
 
 @pytest.mark.parametrize(
-    ("number", "hosts"),
+    ("number", "shape"),
     [
         # Every case and all links, but not each on each.
-        pytest.param(number, hosts, id=f"{CASES[number].name}-{hosts}", marks=() if is_next else pytest.mark.long)
-        for at, hosts in enumerate(LINKS)
+        pytest.param(number, shape, id=f"{CASES[number].name}-{shape}", marks=() if is_next else pytest.mark.long)
+        for at, shape in enumerate(LINKS)
         for number, is_next in zip(SOME, (at % 3 == 0, at % 3 == 1, at % 3 == 2), strict=True)
     ],
 )
-def test_over_other_links_the_digest_is_the_same(number: int, hosts: str, tmp_path: Path) -> None:
-    servers = 3 if len(hosts) == 5 else 2
-    links: dict[str, Any] = {"links": "tcp"} if hosts == "tcp" else {"hosts": hosts}
+def test_over_other_links_the_digest_is_the_same(number: int, shape: Shape, tmp_path: Path) -> None:
     # Buckets so small that most parameters have one of their own, and some share one.
-    ring = alone(number, bucket_mb=0.0005).digest
-    assert digest(CASES[number], tmp_path / "served", 2, servers, 2, bucket_mb=0.0005, **links) == ring
+    served = of(CASES[number], tmp_path / "served", shape, bucket_mb=0.0005)
+    assert served.digest == alone(number, bucket_mb=0.0005).digest
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [SERVED[2], SERVED[4], SERVED[-1]], ids=lambda number: CASES[number].name)
 def test_a_job_changes_from_the_ring_to_servers_and_back(number: int, tmp_path: Path) -> None:
     """Saved by one and gone on with by the other, with all that optimizers and schedules keep."""
-    case, whole = CASES[number], alone(number).digest
-    folder = tmp_path / "changing"
-    folder.mkdir()
-    ring = gang.job(case.task, **case.keys)
-    served = gang.job(case.task, **case.keys, strategy={"kind": "parameter-server", "servers": 2})
-    first = gang.train(case.task, served, 2, folder, stop_at=2)
-    assert (first.ending, first.progress["cursor"][0]) == ("interrupted", 2)
-    second = gang.train(case.task, ring, 3, folder, stop_at=4)
-    assert (second.ending, second.progress["cursor"][0]) == ("interrupted", 4)
-    assert gang.train(case.task, served.model_copy(), 1, folder).digest == whole
+    for shape, stop_at in ((Shape(2, 2), 2), (Shape(3), 4)):
+        stopped = of(CASES[number], tmp_path / "changing", shape, stop_at=stop_at)
+        assert (stopped.ending, stopped.progress["cursor"][0]) == ("interrupted", stop_at)
+    assert of(CASES[number], tmp_path / "changing", Shape(1, 2)).digest == alone(number).digest
 
 
 def test_what_no_optimizer_updates_stays_as_it_is_on_more_servers_than_there_are_parameters(tmp_path: Path) -> None:
     case, folder = Case(tasks.WithoutOptimizer, {"clip_norm": 0.1}), tmp_path / "changing"
-    ring = digest(case, tmp_path / "ring", 1)
-    assert digest(case, tmp_path / "served", 2, 7, 2) == ring
-    folder.mkdir()
-    served = gang.job(case.task, **case.keys, strategy={"kind": "parameter-server", "servers": 7})
-    assert gang.train(case.task, served, 1, folder, stop_at=2).ending == "interrupted"
-    assert gang.train(case.task, gang.job(case.task, **case.keys), 2, folder).digest == ring
+    ring = one_digest(case.task, tmp_path, Shape(1), Shape(2, 7, 2), **case.keys)
+    assert of(case, folder, Shape(1, 7), stop_at=2).ending == "interrupted"
+    assert of(case, folder, Shape(2)).digest == ring
 
 
 def test_a_bucket_without_elements_is_summed_in_shared_memory_as_elsewhere(tmp_path: Path) -> None:
-    case = Case(tasks.NothingOfItsType)
-    ring = digest(case, tmp_path / "ring", 1)
-    assert digest(case, tmp_path / "shared", 2) == ring
-    assert digest(case, tmp_path / "tcp", 3, links="tcp") == ring
-    assert digest(case, tmp_path / "served", 2, 2, 2) == ring
+    one_digest(tasks.NothingOfItsType, tmp_path, Shape(1), Shape(2), Shape(3, links="tcp"), Shape(2, 2, 2))
 
 
 @pytest.mark.parametrize("strategy", [{"kind": "ring", "compress": {"top_k": 0.5}}, {"kind": "ddp"}], ids=str)
 def test_a_bucket_without_elements_trains_with(strategy: dict[str, Any], tmp_path: Path) -> None:
-    spec = gang.job(tasks.NothingOfItsType, strategy=strategy, workers=2)
-    assert gang.train(tasks.NothingOfItsType, spec, 2, tmp_path).digest
+    assert trained(tasks.NothingOfItsType, tmp_path, Shape(2), strategy=strategy, workers=2).digest
 
 
 class Counts(torch.optim.Optimizer):
@@ -159,11 +139,9 @@ class Counted(tasks.Regression):
 
 
 def test_settings_that_an_optimizers_step_changes_are_those_of_servers(tmp_path: Path) -> None:
-    case, folder = Case(Counted, {"checkpoint": {"every": 2}}), tmp_path / "served"
-    assert not trained(case, folder, 2, 2, 2).failures
-    served = gang.job(Counted, **case.keys, steps=9, strategy={"kind": "parameter-server", "servers": 3})
-    ring = digest(case, tmp_path / "ring", 1, steps=9)
-    assert gang.train(Counted, served, 2, folder).digest == ring
+    assert not trained(Counted, tmp_path / "served", Shape(2, 2, 2), checkpoint={"every": 2}).failures
+    served = trained(Counted, tmp_path / "served", Shape(2, 3), checkpoint={"every": 2}, steps=9)
+    assert served.digest == trained(Counted, tmp_path / "ring", steps=9).digest
 
 
 def test_who_joins_takes_up_the_settings_of_its_role() -> None:
@@ -177,7 +155,6 @@ def test_who_joins_takes_up_the_settings_of_its_role() -> None:
 
 
 def test_an_optimizer_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
-    spec = gang.job(tasks.NoisyOptimizer, strategy={"kind": "parameter-server"})
-    failure = gang.train(tasks.NoisyOptimizer, spec, 1, tmp_path).failure
+    failure = trained(tasks.NoisyOptimizer, tmp_path, strategy={"kind": "parameter-server"}).failure
     assert "is not one of torch's optimizers" in failure.message
     assert "per_parameter = True" in failure.message

@@ -12,6 +12,7 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from bits import sparse_tasks
+from bits.shapes import Shape, one_digest, trained
 from bits.test_lagging_bits import Convolutions
 from gpu import cuda_norms
 from quorate.task.task import Task
@@ -35,26 +36,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> AwayDevice:
     return made
 
 
-def trained(
-    task: type[Task], folder: Path, workers: int, servers: int = 0, stop_at: int | None = None, **keys: Any
-) -> gang.Ended:
-    folder.mkdir(exist_ok=True)
-    if servers:
-        keys["strategy"] = {"kind": "parameter-server", "servers": servers, "replicas": 2 if servers < 4 else 1}
-    return gang.train(task, gang.job(task, **{"batch_size": 24} | keys), workers, folder, stop_at=stop_at)
+BATCH: dict[str, Any] = {"batch_size": 24}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("task", "keys"), CASES, ids=lambda one: getattr(one, "__name__", ""))
 def test_servers_give_the_digest_of_the_ring(task: type[Task], keys: dict[str, Any], tmp_path: Path) -> None:
-    ring = trained(task, tmp_path / "ring", 1, **keys)
-    found = {
-        f"{workers} {servers} {links}": trained(
-            task, tmp_path / f"{workers} {servers} {links}", workers, servers, links=links, **keys
-        ).digest
-        for workers, servers, links in ((3, 2, "auto"), (2, 2, "tcp"))
-    }
-    assert set(found.values()) == {ring.digest}, found
+    one_digest(task, tmp_path, Shape(1), Shape(3, 2, 2), Shape(2, 2, 2, links="tcp"), **BATCH | keys)
 
 
 class TenClasses(Convolutions):
@@ -73,19 +61,19 @@ def test_norms_are_added_up_in_the_order_of_the_ring(
 ) -> None:
     """CUDA's order depends on where a gradient lies."""
     monkeypatch.setattr(torch, "_foreach_norm", cuda_norms.foreach_norm)
-    keys: dict[str, Any] = {"lanes": lanes, "clip_norm": clip_norm, "steps": 12}
-    ring = trained(TenClasses, tmp_path / "ring", 1, **keys)
-    for shape in ((1, 1), (min(2, lanes), 2)):
-        served = trained(TenClasses, tmp_path / str(shape), *shape, **keys)
+    keys: dict[str, Any] = {"lanes": lanes, "clip_norm": clip_norm, "steps": 12, **BATCH}
+    ring = trained(TenClasses, tmp_path / "ring", **keys)
+    for shape in (Shape(1, 1), Shape(min(2, lanes), 2, 2)):
+        served = trained(TenClasses, tmp_path / str(shape), shape, **keys)
         assert (served.digest, served.norms) == (ring.digest, ring.norms)
 
 
 def test_a_job_goes_on_with_servers_and_with_the_ring(tmp_path: Path) -> None:
-    whole = trained(Convolutions, tmp_path / "whole", 2, 1).digest
+    whole = trained(Convolutions, tmp_path / "whole", Shape(2, 1), **BATCH).digest
     folder = tmp_path / "changing"
-    assert trained(Convolutions, folder, 2, 2, stop_at=2).ending == "interrupted"
-    assert trained(Convolutions, folder, 3, stop_at=4).ending == "interrupted"
-    assert trained(Convolutions, folder, 1, 2).digest == whole
+    for shape, stop_at in ((Shape(2, 2, 2), 2), (Shape(3), 4)):
+        assert trained(Convolutions, folder, shape, stop_at=stop_at, **BATCH).ending == "interrupted"
+    assert trained(Convolutions, folder, Shape(1, 2, 2), **BATCH).digest == whole
 
 
 class UsedLate(tasks.SometimesUsed):
@@ -116,15 +104,13 @@ def test_all_servers_go_on_without_fused_kernels_where_one_block_is_new(
 
     monkeypatch.setattr(sgd, "_fused_sgd", rounded_otherwise)
     keys: dict[str, Any] = {"steps": 12, "batch_size": 8, "clip_norm": 0.5}
-    ring = trained(UsedLate, tmp_path / "ring", 2, **keys)
-    assert trained(UsedLate, tmp_path / "served", 2, 5, **keys).digest == ring.digest
+    ring = one_digest(UsedLate, tmp_path, Shape(2), Shape(2, 5), **keys)
     folder = tmp_path / "changing"
-    assert trained(UsedLate, folder, 1, 4, stop_at=1, **keys).ending == "interrupted"
-    assert trained(UsedLate, folder, 3, 5, **keys).digest == ring.digest
+    assert trained(UsedLate, folder, Shape(1, 4), stop_at=1, **keys).ending == "interrupted"
+    assert trained(UsedLate, folder, Shape(3, 5), **keys).digest == ring
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("task", [sparse_tasks.Embeddings, sparse_tasks.TwoKinds], ids=lambda task: task.__name__)
 def test_sparse_gradients_have_the_same_bits_on_any_number(task: type[Task], tmp_path: Path) -> None:
-    shapes = ((1, 1), (3, 2))
-    assert len({trained(task, tmp_path / str(shape), *shape, clip_norm=0.5).digest for shape in shapes}) == 1
+    one_digest(task, tmp_path, Shape(1, 1), Shape(3, 2, 2), clip_norm=0.5, **BATCH)

@@ -1,12 +1,14 @@
 """A device that is not the host: sums are formed in its memory or by way of the host's, to the same bits."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import gang
 from bits import bit_tasks as tasks
+from bits.shapes import Shape, trained
 from gpu.host_memory import HostMemory
 from quorate.collectives.memory import NotShareable
 from quorate.core.errors import RunError
@@ -18,10 +20,7 @@ from quorate.worker import assembly
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
-def trained(task: type[Task], workers: int, folder: Path, links: str = "auto") -> gang.Ended:
-    folder.mkdir()
-    spec = gang.job(task, clip_norm=0.5, links=links, steps=7, accumulate=2, evaluate={"every": 3}, batch_size=24)
-    return gang.train(task, spec, workers, folder)
+KEYS: dict[str, Any] = {"clip_norm": 0.5, "steps": 7, "accumulate": 2, "evaluate": {"every": 3}, "batch_size": 24}
 
 
 @pytest.mark.long
@@ -29,19 +28,17 @@ def trained(task: type[Task], workers: int, folder: Path, links: str = "auto") -
 def test_sums_on_a_device_and_by_way_of_the_host_have_the_same_bits(
     task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_place = trained(task, 1, tmp_path / "in place").digest
+    in_place = trained(task, tmp_path / "in place", **KEYS).digest
     monkeypatch.setattr(Device, "is_host", False)
     monkeypatch.setattr(Device, "shareable", HostMemory())
-    alone, shared, ring = (
-        trained(task, workers, tmp_path / f"{workers} {links}", links)
-        for workers, links in ((1, "auto"), (3, "auto"), (2, "tcp"))
-    )
+    shapes = Shape(1), Shape(3), Shape(2, links="tcp")
+    alone, shared, ring = (trained(task, tmp_path / str(shape), shape, **KEYS) for shape in shapes)
 
     def refuse(*_: object) -> None:
         raise NotShareable("nothing is shared here")
 
     monkeypatch.setattr(HostMemory, "create", refuse)
-    staged = trained(task, 2, tmp_path / "staged")
+    staged = trained(task, tmp_path / "staged", Shape(2), **KEYS)
     assert {ended.digest for ended in (alone, shared, ring, staged)} == {in_place}
     assert "summed in the memory of the devices: all 3 workers see it" in shared.log
     assert "round a ring" in ring.log

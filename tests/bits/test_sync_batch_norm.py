@@ -9,6 +9,7 @@ from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
+from bits.shapes import Shape, trained
 from bits.test_ddp_bits import CLOSE, far, train
 
 pytestmark = [pytest.mark.usefixtures("unmeasured"), pytest.mark.timeout(120)]
@@ -53,10 +54,8 @@ KEYS: dict[str, Any] = {"steps": 20, "batch_size": 22, "bucket_mb": 0.0003, "par
 
 
 def synced(workers: int, folder: Path, **keys: Any) -> gang.Ended:
-    folder.mkdir(exist_ok=True)
-    stop_at = keys.pop("stop_at", None)
     keys = KEYS | {"workers": workers, "min_workers": workers, **keys}
-    ended = gang.train(Normed, gang.job(Normed, strategy=SYNCED, **keys), workers, folder, stop_at=stop_at)
+    ended = trained(Normed, folder, Shape(workers), strategy=SYNCED, **keys)
     assert not ended.failures, ended.failures
     return ended
 
@@ -85,7 +84,7 @@ def test_a_checkpoint_is_that_of_any_other_strategy(tmp_path: Path) -> None:
 
 def test_layers_that_differ_between_workers_are_told(tmp_path: Path) -> None:
     keys = KEYS | {"lanes": 2, "workers": 2, "min_workers": 2}
-    ended = gang.train(Wandering, gang.job(Wandering, strategy=SYNCED, **keys), 2, tmp_path)
+    ended = trained(Wandering, tmp_path, Shape(2), strategy=SYNCED, **keys)
     assert ended.failure.kind == "UnsupportedModelError"
     assert "others are at another batch norm" in ended.failure.message
 
@@ -93,6 +92,6 @@ def test_layers_that_differ_between_workers_are_told(tmp_path: Path) -> None:
 def test_those_who_are_left_of_a_job_that_stops_can_do_a_step_and_save(tmp_path: Path) -> None:
     """Their lanes do not come out even: each normalizes by its own samples, and nobody waits for a pass in vain."""
     keys = KEYS | {"lanes": 4, "workers": 4, "min_workers": 4}
-    ended = gang.train(Normed, gang.job(Normed, strategy=SYNCED, **keys), 3, tmp_path, stop_at=1)
+    ended = trained(Normed, tmp_path, Shape(3), strategy=SYNCED, stop_at=1, **keys)
     assert (ended.ending, len(ended.losses)) == ("interrupted", 1), ended.failures
     assert "the 3 workers that are left share 4 lanes (2, 1, 1)" in ended.log

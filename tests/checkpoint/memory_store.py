@@ -56,7 +56,8 @@ class MemoryStore:
             if name in self.committed:
                 present = self.committed[name][0]
                 if present.weights_digest != manifest.weights_digest:
-                    raise CheckpointError("one run cannot pass through both")
+                    weights = f"{present.weights_digest}, {manifest.weights_digest}"
+                    raise CheckpointError(f"{weights}: one run cannot pass through both")
                 self.attempts.pop(attempt, None)
                 return CheckpointInfo(ROOT / name, present)
             parts = self.parts_of(attempt)

@@ -20,8 +20,8 @@ def attempt(tmp_path: Path) -> FolderAttempt:
     return CheckpointFolder(tmp_path / "checkpoints").open_here(Cursor(1))
 
 
-def write(attempt: FolderAttempt, index: int, parts: int = 2, content: bytes = b"content") -> Any:
-    return attempt.write(index, parts, [content])
+def write(attempt: FolderAttempt, index: int) -> Any:
+    return attempt.write(index, 2, [b"content"])
 
 
 def manifest() -> Manifest:
@@ -46,31 +46,6 @@ def test_a_part_that_gets_its_name_while_others_look_is_no_failure(
 
     monkeypatch.setattr(Path, "is_file", look_and_rename)
     assert attempt.written() == {0: first}
-
-
-def test_parts_come_in_any_order_and_are_counted_when_they_are_whole(attempt: FolderAttempt) -> None:
-    assert attempt.written() == {}
-    second = write(attempt, 1)
-    assert attempt.written() == {1: second}
-    first = write(attempt, 0)
-    assert attempt.written() == {0: first, 1: second}
-    assert (first.file.partition(".")[0], second.file.partition(".")[0]) == ("1-of-2", "2-of-2")
-
-
-def test_two_attempts_at_the_same_cursor_do_not_meet(attempt: FolderAttempt) -> None:
-    other = CheckpointFolder(attempt.path.parent).open_here(Cursor(1))
-    assert other.path != attempt.path
-    write(other, 0)
-    assert attempt.written() == {}
-
-
-def test_it_is_no_checkpoint_before_it_is_committed(attempt: FolderAttempt) -> None:
-    write(attempt, 0, 1)
-    folder = CheckpointFolder(attempt.path.parent)
-    assert folder.list() == ()
-    folder.commit(attempt.name, manifest(), lambda: None)
-    assert [info.cursor for info in folder.list()] == [Cursor(1)]
-    assert not attempt.path.exists()
 
 
 def test_whoever_comes_too_late_notices(attempt: FolderAttempt) -> None:
@@ -146,14 +121,6 @@ def test_whoever_looks_for_parts_notices(attempt: FolderAttempt, monkeypatch: py
     monkeypatch.setattr(store_module, "parts_in", look_too_late)
     with pytest.raises(AttemptGone):
         attempt.written()
-
-
-def test_one_that_was_committed_cannot_be_given_up(attempt: FolderAttempt) -> None:
-    folder = CheckpointFolder(attempt.path.parent)
-    write(attempt, 0, 1)
-    info = folder.commit(attempt.name, manifest(), lambda: None)
-    attempt.give_up()
-    folder.verify(info)
 
 
 def test_its_space_is_given_back_also_where_it_cannot_be_renamed(

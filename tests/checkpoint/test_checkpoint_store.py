@@ -122,10 +122,10 @@ def test_who_may_not_commit_may_try_again_later(store: CheckpointStore) -> None:
 
 
 def test_the_same_state_again_is_left_as_it_is_and_another_is_refused(store: CheckpointStore) -> None:
-    save_whole(store, STATE, step=1, weights_digest="weights")
-    again = save_whole(store, STATE, step=1, weights_digest="weights")
-    assert store.list() == (again,)
-    with pytest.raises(CheckpointError, match="cannot pass through both"):
+    first = save_whole(store, STATE, step=1, weights_digest="weights")
+    assert save_whole(store, STATE, step=1, weights_digest="weights", metrics={"loss": 0.7}) == first
+    assert store.list() == (first,)
+    with pytest.raises(CheckpointError, match=r"weights.*other.*cannot pass through both"):
         save_whole(store, STATE, step=1, weights_digest="other")
     assert steps(store) == [1]
 

@@ -1,15 +1,17 @@
 """Rings of threads over in-memory links."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from memory_link import memory_link_pair
+from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.collectives.reduction import Alone
 from quorate.collectives.ring import Ring
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
 from quorate.lanes.chunks import host_lanes
+from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline, Link
 from wire.pairs import within
 
@@ -19,6 +21,34 @@ T = TypeVar("T")
 def generation(lanes: int, workers: int) -> Generation:
     members = [Member(10 + i, f"host:{i}", hosted) for i, hosted in enumerate(host_lanes(lanes, workers))]
     return Generation(GenerationId(1, 1), tuple(members))
+
+
+@contextmanager
+def meeting(
+    hosting: Sequence[range],
+    *,
+    servers: int = 0,
+    shares_memory: bool = True,
+    deadline: Deadline | None = None,
+) -> Iterator[list[Endpoint]]:
+    """What workers of one host, of which the first has the number 10, and servers need to connect with each other: they
+    listen for as long as this lasts."""
+    numbers = [*range(10, 10 + len(hosting)), *map(server_id, range(servers))]
+    listeners = [Listeners.bind("127.0.0.1", shares_memory=shares_memory) for _ in numbers]
+    members = [
+        Member(number, each.network.address, lanes, each.local_address, role=Role.of(number))
+        for number, each, lanes in zip(numbers, listeners, [*hosting, *[range(0)] * servers], strict=True)
+    ]
+    generation = Generation(GenerationId(1, 1), tuple(members))
+    ends = (deadline or within(100), within(100))
+    try:
+        yield [
+            Endpoint(generation, Credentials("token", number, generation.id), each, *ends)
+            for number, each in zip(numbers, listeners, strict=True)
+        ]
+    finally:
+        for each in listeners:
+            each.close()
 
 
 def memory_links(workers: int) -> list[tuple[Link | None, Link | None]]:

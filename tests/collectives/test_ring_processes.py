@@ -1,6 +1,5 @@
 """The ring between real processes, over TCP and through shared memory."""
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +8,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
+from collectives.forked import Forked
 from collectives.reference import bits, reference_sum, wide_values
 from quorate.collectives.endpoint import Endpoint, Listeners
 from quorate.collectives.neighbours import connect_neighbours
@@ -22,34 +22,15 @@ from wire.pairs import credentials, on_host, open_descriptors, within
 LANES = 5
 VALUES = wide_values(LANES, 300_001, seed=3)
 EXPECTED = bits(reference_sum(VALUES))
-FORK = multiprocessing.get_context("fork")
 
 
-class Process:
-    """A worker in a process of its own, and what it tells."""
-
-    def __init__(self, position: int, hosts: str, steps: int) -> None:
-        self.ours, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=run_worker, args=(position, hosts, steps, theirs))
-        self.process.start()
-        theirs.close()
-
-    def hear(self) -> str:
-        assert self.ours.poll(100), "the process said nothing"
-        return str(self.ours.recv())
-
+class Process(Forked):
     def hear_to_the_end(self) -> list[str]:
         lines = [self.hear()]
         while not lines[-1].startswith("threads"):
             lines.append(self.hear())
         self.process.join(60)
         return lines
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.process.close()
-        self.ours.close()
 
 
 def run_worker(position: int, hosts: str, steps: int, launcher: Connection) -> None:
@@ -87,7 +68,7 @@ def started() -> Iterator[Callable[[str, int], list[Process]]]:
     processes: list[Process] = []
 
     def start(hosts: str, steps: int) -> list[Process]:
-        processes.extend(Process(position, hosts, steps) for position in range(len(hosts)))
+        processes.extend(Process(run_worker, position, hosts, steps) for position in range(len(hosts)))
         addresses = [process.hear() for process in processes]
         for process in processes:
             process.ours.send(addresses)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from collectives.reference import bits, reference_sum, wide_values
+from collectives.rings import meeting
 from quorate.collectives import shared_memory
 from quorate.collectives.connect import connect
 from quorate.collectives.endpoint import Endpoint, Listeners
@@ -37,26 +38,15 @@ def plan_of(*numels: int) -> tuple[Bucket, ...]:
 @contextlib.contextmanager
 def reductions(lanes: int, workers: int, plan: Sequence[Bucket]) -> Iterator[list[SharedMemoryReduction]]:
     """Workers of one host that have met, as threads of this process."""
-    listeners = [Listeners.bind("127.0.0.1", shares_memory=True) for _ in range(workers)]
-    hosting = host_lanes(lanes, workers)
-    members = [
-        Member(10 + position, one.network.address, hosting[position], one.local_address)
-        for position, one in enumerate(listeners)
-    ]
-    generation = Generation(GenerationId(1, 1), tuple(members))
 
-    def join(position: int) -> SharedMemoryReduction:
-        credentials = Credentials("token", members[position].worker, generation.id)
-        endpoint = Endpoint(generation, credentials, listeners[position], within(100), within(100))
+    def join(endpoint: Endpoint) -> SharedMemoryReduction:
         reduction, memory = connect(endpoint, plan)
         assert isinstance(reduction, SharedMemoryReduction)
         assert reduction.memory is memory
         return reduction
 
-    with ThreadPoolExecutor(workers) as threads:
-        met = list(threads.map(join, range(workers)))
-    for listener in listeners:
-        listener.close()
+    with meeting(host_lanes(lanes, workers)) as endpoints, ThreadPoolExecutor(workers) as threads:
+        met = list(threads.map(join, endpoints))
     try:
         yield met
     finally:

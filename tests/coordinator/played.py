@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from quorate.coordinator.events import (
     Action,
@@ -113,11 +114,34 @@ def messages_of(actions: Iterable[Action], level: str = "warning") -> list[str]:
     return [action.message or "" for action in actions if isinstance(action, LogMessage) and action.level == level]
 
 
+def types_of(decision: Decision) -> list[type[Action]]:
+    return [type(action) for action in decision.actions]
+
+
+def of_kind(kind: Any, *decisions: Decision) -> list[Any]:
+    """The actions of this type, or of these."""
+    return [action for decision in decisions for action in decision.actions if isinstance(action, kind)]
+
+
+def forms(decision: Decision) -> bool:
+    return bool(of_kind(DeclareGeneration, decision))
+
+
+def all_report(
+    members: Iterable[int], step: int = 16, generation: int = 1, now: float = 1.1, symptom: Failure | None = None
+) -> list[Timed]:
+    return [(now, reported(member, step, generation, symptom)) for member in members]
+
+
+def asked_to_leave(member: int, sequence: int = 1) -> HeartbeatReceived:
+    return replace(heartbeat(member, sequence), is_leaving=True)
+
+
 def ending(*events: Timed, state: State | None = None) -> Failure | None:
     """The failure that ends a job in training after these events."""
     last = last_of(state or training(), *events)
     assert isinstance(last.state, Ended)
-    assert [action for action in last.actions if isinstance(action, EndJob)]
+    assert of_kind(EndJob, last)
     return last.state.failure
 
 

@@ -17,6 +17,7 @@ from coordinator.played import (
     heartbeat,
     killed,
     last_of,
+    of_kind,
     pid_of,
     play,
     registered,
@@ -51,20 +52,16 @@ def differing(by: int, *culprits: int, generation: GenerationId = FIRST, life: i
 
 
 def losses(decision: Decision) -> dict[int, str]:
-    found = (action for action in decision.actions if isinstance(action, WorkerLost))
+    found = of_kind(WorkerLost, decision)
     return {lost.worker: lost.message or "" for lost in found if lost.worker is not None}
 
 
 def rollbacks(decision: Decision) -> list[int | None]:
-    return [action.step for action in decision.actions if isinstance(action, RolledBack)]
+    return [action.step for action in of_kind(RolledBack, decision)]
 
 
 def expelled(decision: Decision) -> list[int]:
-    return [action.worker for action in decision.actions if isinstance(action, Expel)]
-
-
-def refills(decision: Decision) -> list[Refill]:
-    return [action for action in decision.actions if isinstance(action, Refill)]
+    return [action.worker for action in of_kind(Expel, decision)]
 
 
 def reaped(workers: Sequence[int], now: float, life: int = 0) -> list[Timed]:
@@ -117,7 +114,7 @@ def test_a_worker_that_ends_for_it_without_a_word_tells_it_by_its_exit_code() ->
     decision = last_of(training(), (1.0, exited(0, DIVERGED)))
     assert expelled(decision) == [1, 2], "the first is gone already"
     assert sorted(losses(decision)) == [0, 1, 2]
-    assert [refill.worker for refill in refills(decision)] == [0], "nobody tells of its end again"
+    assert [refill.worker for refill in of_kind(Refill, decision)] == [0], "nobody tells of its end again"
     *_, formed = play(decision.state, *reaped((1, 2), 1.1), *back((0, 1, 2), 2.0, life=1))
     assert workers_of(declared(formed)) == [0, 1, 2]
 
@@ -129,7 +126,7 @@ def test_of_a_coordinator_that_has_just_taken_over_nobody_is_believed_either() -
     decision = last_of(taken_over, (1.0, exited(0, DIVERGED)))
     assert expelled(decision) == [1, 2]
     assert sorted(losses(decision)) == [0, 1, 2]
-    assert [refill.worker for refill in refills(decision)] == [0]
+    assert [refill.worker for refill in of_kind(Refill, decision)] == [0]
 
 
 def test_one_that_was_let_go_finds_it_in_its_last_save() -> None:
@@ -185,7 +182,7 @@ def test_what_was_written_of_it_is_recalled_until_a_generation_has_begun(tmp_pat
 def test_all_begin_again_from_the_checkpoint_and_what_was_told_since_is_told_again() -> None:
     condemned = last_of(training(), (1.0, differing(0, 2)))
     gone = play(condemned.state, *reaped((0, 1, 2), 1.1))
-    ordered = [refill for decision in gone for refill in refills(decision)]
+    ordered = [refill for decision in gone for refill in of_kind(Refill, decision)]
     assert [(refill.worker, refill.restore) for refill in ordered] == [(0, True), (1, True), (2, True)]
     formed = play(gone[-1].state, *back((0, 1, 2), 2.0, life=1))
     generation = declared(formed[-1])

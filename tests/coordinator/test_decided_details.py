@@ -74,6 +74,11 @@ def between(*known: Enrolled, **changes: Any) -> Forming:
     return Forming(replace(members, **changes), since=1.0)
 
 
+def knowing(state: Any, **changes: Any) -> Any:
+    """The same with other members' facts."""
+    return replace(state, members=replace(state.members, **changes))
+
+
 def members_of(state: State) -> Members:
     assert not isinstance(state, Ended)
     return state.members
@@ -109,7 +114,7 @@ class TestFounders:
 
     def test_stay_when_one_dies_on_its_way_to_a_new_coordinator_that_nobody_missed(self) -> None:
         state = succeed(NEXT, Handover(frozenset({(0, pid_of(0))}), frozenset({1, 2})), 0.0)
-        state = replace(state, members=replace(state.members, founders=frozenset({1})))
+        state = knowing(state, founders=frozenset({1}))
         after = decide(state, killed(2), 1.0).state
         assert isinstance(after, Recalling)
         assert members_of(after).founders == {1, 2}
@@ -159,16 +164,15 @@ class TestWhatAPhaseTook:
 
     @pytest.mark.parametrize(("ticked", "counts"), [(0.5, True), (0.25, False)])
     def test_is_not_counted_while_the_coordinator_itself_was_held_up(self, ticked: float, counts: bool) -> None:
-        state = training()
-        state = replace(state, members=replace(state.members, ticked=ticked))
+        state = knowing(training(), ticked=ticked)
         state_then = decide(state, told(0, 1, WorkerStatus(17, "compute")), 1.0).state
         after = decide(state_then, told(0, 2, WorkerStatus(17, "apply")), 3.0).state
         assert bool(members_of(after).took) is counts
 
     def test_of_a_spare_says_nothing(self) -> None:
-        state = replace(training(), members=replace(training().members, wanted=3))
+        state = knowing(training(), wanted=3)
         spare = enrolled(3, status=WorkerStatus(0, "compute"))
-        state = replace(state, members=replace(state.members, enrolled=(*state.members.enrolled, spare)))
+        state = knowing(state, enrolled=(*state.members.enrolled, spare))
         after = decide(state, told(3, 1, WorkerStatus(0, "apply")), 2.0).state
         assert members_of(after).took == {}
 
@@ -247,10 +251,6 @@ class TestDivergence:
             decision = decide(state, stale, 2.0)
             assert (decision.state, decision.actions) == (state, ())
         assert decide(state, FailureReported(0, self.DIFFER, pid_of(0), FIRST), 2.0).actions != ()
-
-
-def at_work(**changes: Any) -> Training:
-    return replace(training(), members=replace(training().members, **changes))
 
 
 def shared(first: int, paces: tuple[float, float], formed: float = 0.0) -> Training:
@@ -368,12 +368,12 @@ def test_workers_that_differ_before_the_first_step_were_asked_for_wrongly(step: 
 
 def test_a_stall_is_told_of_the_step_of_who_holds_it_up() -> None:
     known = [replace(one, status=WorkerStatus(17, "compute")) for one in training().members.enrolled]
-    stall = find_stall(at_work(enrolled=tuple(known)), 10_000.0)
+    stall = find_stall(knowing(training(), enrolled=tuple(known)), 10_000.0)
     assert stall is not None
     assert stall.step == 17
     phases = ("data", "compute", "evaluation")
     known = [replace(one, status=WorkerStatus(17, phase)) for one, phase in zip(known, phases, strict=True)]
-    stall = find_stall(at_work(enrolled=tuple(known)), 10_000.0)
+    stall = find_stall(knowing(training(), enrolled=tuple(known)), 10_000.0)
     assert stall is not None
     assert "in the task's own code" in stall.message
 
@@ -416,15 +416,15 @@ class TestALossExplainsBrokenLinks:
 
     def test_not_of_a_spare(self) -> None:
         state = training(replace(SETTINGS, spares=1))
-        state = replace(state, members=replace(state.members, enrolled=(*state.members.enrolled, enrolled(3))))
+        state = knowing(state, enrolled=(*state.members.enrolled, enrolled(3)))
         assert not members_of(decide(state, killed(3), 2.0).state).is_explained
 
 
 def test_a_process_that_does_not_end_is_told_to_the_moment_and_then_later() -> None:
-    state = replace(training(), members=replace(training().members, ticked=9.0, expelled=frozenset({(7, 70)})))
-    state = replace(state, members=replace(state.members, unended={(7, 70): Unended(4.0, 10.0)}))
+    state = knowing(training(), ticked=9.0, expelled=frozenset({(7, 70)}))
+    state = knowing(state, unended={(7, 70): Unended(4.0, 10.0)})
     beats = [replace(known, heard=9.9, moved=9.9) for known in state.members.enrolled]
-    state = replace(state, members=replace(state.members, enrolled=tuple(beats)))
+    state = knowing(state, enrolled=tuple(beats))
     decision = decide(state, Tick(), 10.0)
     (message,) = said(decision)
     assert "was to be killed 6 s ago and is not known to have ended" in message
@@ -435,7 +435,7 @@ def test_a_process_that_does_not_end_is_told_to_the_moment_and_then_later() -> N
 class TestPlacesThatGaveUp:
     @pytest.mark.parametrize(("step", "left"), [(16, {1: 2}), (17, {})])
     def test_lack_nothing_once_a_step_is_completed(self, step: int, left: dict[int, int]) -> None:
-        state = replace(training(), members=replace(training().members, given_up={1: 2}, cursor=Cursor(16)))
+        state = knowing(training(), given_up={1: 2}, cursor=Cursor(16))
         after = decide(state, reported(1, step), 2.0).state
         assert members_of(after).given_up == left
 

@@ -7,16 +7,19 @@ from coordinator.played import (
     PEER_LOST,
     SETTINGS,
     Timed,
+    asked_to_leave,
     declared,
     heartbeat,
     killed,
     last_of,
     messages_of,
+    of_kind,
     pid_of,
     play,
     registered,
     reported,
     training,
+    types_of,
     workers_of,
 )
 from quorate.coordinator.events import (
@@ -24,7 +27,6 @@ from quorate.coordinator.events import (
     Dismiss,
     ExitReported,
     Expel,
-    HeartbeatReceived,
     Refill,
     Refuse,
     Regroup,
@@ -43,19 +45,11 @@ from quorate.observe.events import WorkerLost
 ALONE = replace(SETTINGS, workers=1, spares=1)
 
 
-def kinds(decision: Decision) -> list[type]:
-    return [type(action) for action in decision.actions]
-
-
 def with_spare() -> Training:
     """Worker 0 trains alone, and worker 1 is its spare."""
     state = last_of(start(ALONE, 0.0), (0.0, registered(0)), (0.0, registered(1))).state
     assert isinstance(state, Training)
     return state
-
-
-def asked_to_leave(worker: int, sequence: int = 1) -> HeartbeatReceived:
-    return replace(heartbeat(worker, sequence), is_leaving=True)
 
 
 def left(worker: int) -> ExitReported:
@@ -65,7 +59,7 @@ def left(worker: int) -> ExitReported:
 def test_a_spare_does_not_begin_anew_while_somebody_brings_the_checkpoint() -> None:
     decision = decide(with_spare(), killed(0), 1.0)
     assert Refill(0, 0.0, restore=True) in decision.actions
-    assert DeclareGeneration not in kinds(decision), "the spare holds just a beginning"
+    assert DeclareGeneration not in types_of(decision), "the spare holds just a beginning"
     formed = declared(decide(decision.state, registered(0, life=1, cursor=Cursor(12)), 2.0))
     assert (formed.cursor, workers_of(formed)) == (Cursor(12), [0]), "whoever has most, not whoever was here first"
 
@@ -87,7 +81,7 @@ def test_nobody_is_let_go_before_all_have_left_the_generation() -> None:
     state = training()
     asked = decide(state, asked_to_leave(1), 1.0)
     decisions = play(asked.state, *[(1.1, reported(worker, step=17)) for worker in (1, 0, 2)])
-    assert [Dismiss in kinds(decision) for decision in decisions] == [False, False, True]
+    assert [Dismiss in types_of(decision) for decision in decisions] == [False, False, True]
 
 
 def test_a_newcomer_that_is_behind_the_checkpoint_makes_room_for_one_that_is_not() -> None:
@@ -100,10 +94,10 @@ def test_a_newcomer_that_is_behind_the_checkpoint_makes_room_for_one_that_is_not
     gone = last_of(shrunk.state, (1.3, saved), (1.4, left(1)))
     came = decide(gone.state, registered(0, life=1), 2.0)
     assert Expel(0, pid_of(0, life=1)) in came.actions
-    assert DeclareGeneration not in kinds(came)
+    assert DeclareGeneration not in types_of(came)
     reaped = decide(came.state, killed(0, life=1), 2.1)
     assert Refill(0, 0.0, restore=True) in reaped.actions
-    assert WorkerLost not in kinds(reaped)
+    assert WorkerLost not in types_of(reaped)
     # If the checkpoint cannot be read, an older one has to do: it is not tried for ever.
     formed = declared(decide(reaped.state, registered(0, life=2, cursor=Cursor(9)), 3.0))
     assert formed.cursor == Cursor(9)
@@ -123,9 +117,9 @@ def test_one_whose_place_is_no_more_comes_back_to_the_next_coordinator_and_leave
     state = succeed(replace(SETTINGS, incarnation=4, workers=1), handover, 100.0)
     back = [registered(worker, position=Position(before, has_left=False, has_trained=True)) for worker in range(2)]
     decisions = play(state, (100.1, back[1]), (100.1, back[0]))
-    assert [kinds(decision)[0] for decision in decisions] == [Welcome, Welcome]
+    assert [types_of(decision)[0] for decision in decisions] == [Welcome, Welcome]
     assert Regroup(before.id, at_boundary=True) in decisions[-1].actions
-    assert kinds(decide(state, registered(2), 100.1)) == [Refuse]
+    assert types_of(decide(state, registered(2), 100.1)) == [Refuse]
 
 
 # --- nobody begins from nothing
@@ -140,17 +134,17 @@ def with_newcomer_alone() -> Decision:
     assert Refill(0, 0.0, restore=False) in first[0].actions
     assert Refill(1, 0.0, restore=True) in first[2].actions
     came = decide(first[-1].state, registered(0, life=1), 2.0)
-    assert DeclareGeneration not in kinds(came), "worker 1 brings the checkpoint"
+    assert DeclareGeneration not in types_of(came), "worker 1 brings the checkpoint"
     return came
 
 
 def test_a_newcomer_without_state_does_not_begin_anew_when_the_place_of_who_was_to_restore_is_removed() -> None:
     shrunk = decide(with_newcomer_alone().state, ResizeRequested(1), 2.1)
-    assert DeclareGeneration not in kinds(shrunk)
+    assert DeclareGeneration not in types_of(shrunk)
     assert Expel(0, pid_of(0, life=1)) in shrunk.actions
     assert any("newest checkpoint" in message for message in messages_of(shrunk.actions, "info"))
     late = decide(shrunk.state, registered(1, life=1, cursor=Cursor(16)), 2.2)
-    assert kinds(late) == [Refuse], "its place is no more"
+    assert types_of(late) == [Refuse], "its place is no more"
     reaped = decide(late.state, killed(0, life=1), 2.3)
     assert Refill(0, 0.0, restore=True) in reaped.actions
     formed = decide(reaped.state, registered(0, life=2, cursor=Cursor(16)), 3.0)
@@ -187,7 +181,7 @@ def test_what_was_found_before_somebody_held_the_state_again_is_out_of_date() ->
     back = last_of(gone.state, (100.2, registered(1, position=held)))
     promised = StateReported(1, pid_of(1), before.id, Cursor(19))
     alone = last_of(back.state, (100.3, promised), (100.4, killed(1)), (100.5, registered(0, life=1)))
-    assert DeclareGeneration not in kinds(alone)
+    assert DeclareGeneration not in types_of(alone)
     shrunk = decide(alone.state, ResizeRequested(1), 100.6)
     assert Expel(0, pid_of(0, life=1)) in shrunk.actions
 
@@ -219,7 +213,7 @@ def test_a_donor_that_dies_leaves_nobody_who_begins_from_less_than_the_checkpoin
     assert Refill(1, 0.0, restore=True) in lost.actions
     halfway = StateReported(0, pid_of(0, life=1), second.id, Cursor())
     waits = decide(lost.state, halfway, 1.5)
-    assert DeclareGeneration not in kinds(waits)
+    assert DeclareGeneration not in types_of(waits)
     formed = declared(decide(waits.state, registered(1, life=1, cursor=Cursor(16)), 2.0))
     assert (formed.cursor, formed.behind) == (Cursor(16), (0,))
 
@@ -229,12 +223,12 @@ def test_where_all_are_expelled_whoever_follows_looks_for_the_checkpoint() -> No
     for now in (2.0, 4.0):
         state = decide(state, Tick(), now).state  # type: ignore[assignment]
     lost = play(state, (5.0, Tick()), (5.1, Tick()), (5.2, killed(0)), (5.3, killed(1)))
-    assert [action for decision in lost for action in decision.actions if isinstance(action, Expel | Refill)] == [
+    assert of_kind(Expel | Refill, *lost) == [
         *(Expel(worker, pid_of(worker)) for worker in range(2)),
         *(Refill(worker, 0.0, restore=True) for worker in range(2)),
     ]
     came = play(lost[-1].state, *((6.0, registered(worker, life=1, cursor=Cursor(16))) for worker in range(2)))
-    assert DeclareGeneration not in kinds(came[0])
+    assert DeclareGeneration not in types_of(came[0])
     assert declared(came[1]).cursor == Cursor(16)
 
 

@@ -22,6 +22,7 @@ from coordinator.played import (
     last_of,
     message_of,
     messages_of,
+    of_kind,
     pid_of,
     play,
     registered,
@@ -66,7 +67,8 @@ TWO = replace(SETTINGS, workers=2, lanes=2)
 
 def loss_of(decision: Decision) -> WorkerLost:
     """The one loss that a decision records."""
-    (loss,) = [action for action in decision.actions if isinstance(action, WorkerLost)]
+    loss: WorkerLost
+    (loss,) = of_kind(WorkerLost, decision)
     return loss
 
 
@@ -77,7 +79,8 @@ def told_of(decision: Decision) -> str:
 
 def refill_of(decision: Decision) -> Refill:
     """The one place that a decision has filled."""
-    (found,) = [action for action in decision.actions if isinstance(action, Refill)]
+    found: Refill
+    (found,) = of_kind(Refill, decision)
     return found
 
 
@@ -662,7 +665,7 @@ def die_again_and_again(state: State, *, life: int = 1) -> tuple[Ended, list[flo
     pauses: list[float] = []
     while not isinstance(state, Ended):
         decision = decide(state, killed(0, life=life), 10.0)
-        pauses += [action.after for action in decision.actions if isinstance(action, Refill)]
+        pauses += [refill.after for refill in of_kind(Refill, decision)]
         state, life = decision.state, life + 1
     return state, pauses
 

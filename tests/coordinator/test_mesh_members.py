@@ -1,23 +1,24 @@
 """Sharded gangs: who stands where, which part of the state is held, and when all go back to a checkpoint."""
 
 import random
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeVar
 
 import pytest
 
 from coordinator.played import (
     PEER_LOST,
     SETTINGS,
-    Timed,
+    all_report,
+    asked_to_leave,
     completed,
     declared,
     exited,
+    forms,
     heartbeat,
     killed,
     last_of,
     messages_of,
+    of_kind,
     pid_of,
     play,
     registered,
@@ -26,12 +27,10 @@ from coordinator.played import (
     workers_of,
 )
 from quorate.coordinator.events import (
-    DeclareGeneration,
     Dismiss,
     ExitReported,
     Expel,
     FailureReported,
-    HeartbeatReceived,
     MembershipEvent,
     Refill,
     Refuse,
@@ -42,7 +41,7 @@ from quorate.coordinator.events import (
 from quorate.coordinator.forming import succeed
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.places import news_of, wakes
-from quorate.coordinator.states import Decision, Ended, Forming, Handover, JobSettings, State, Training
+from quorate.coordinator.states import Ended, Forming, Handover, JobSettings, State, Training
 from quorate.core.failure import Failure
 from quorate.core.generation import LEFT, Cursor, GenerationId, MeshShape, Pace, Position, WorkerStatus
 from quorate.observe.events import Resized, RolledBack
@@ -54,25 +53,6 @@ def meshed(replicate: int = 1, shard: int = 1, tensor: int = 1, lanes: int = 4) 
 
 
 SHARDED, REPLICATED = meshed(shard=2), meshed(replicate=2, shard=2)
-
-
-A = TypeVar("A")
-
-
-def forms(decision: Decision) -> bool:
-    return any(isinstance(action, DeclareGeneration) for action in decision.actions)
-
-
-def all_report(workers: Iterable[int], step: int = 16, generation: int = 1, now: float = 1.1) -> list[Timed]:
-    return [(now, reported(worker, step, generation)) for worker in workers]
-
-
-def of_kind(kind: type[A], decisions: Iterable[Decision]) -> list[A]:
-    return [action for decision in decisions for action in decision.actions if isinstance(action, kind)]
-
-
-def asked_to_leave(worker: int, sequence: int = 1) -> HeartbeatReceived:
-    return replace(heartbeat(worker, sequence), is_leaving=True)
 
 
 def vacant(state: State, *processes: int) -> dict[int, bool]:
@@ -106,10 +86,10 @@ def test_a_replacement_has_the_place_of_the_one_that_it_replaces() -> None:
 
 def test_another_number_of_workers_is_refused_with_what_to_do() -> None:
     decision = decide(training(REPLICATED), ResizeRequested(2), 1.0)
-    (refusal,) = of_kind(Refuse, [decision])
+    (refusal,) = of_kind(Refuse, decision)
     assert "4 workers (replicate 2 × shard 2)" in refusal.failure.message
     assert "resume" in refusal.failure.message
-    assert not of_kind(Resized, [decision])
+    assert not of_kind(Resized, decision)
 
 
 def test_a_bad_link_is_named_and_tried_as_it_is_until_the_job_is_given_up() -> None:
@@ -175,14 +155,14 @@ def test_a_lost_part_takes_all_back_to_the_checkpoint_that_the_replacement_has_f
     formed = decide(report.state, registered(1, life=1, cursor=Cursor(12)), 2.0)
     generation = declared(formed)
     assert (generation.restored, generation.behind) == (Cursor(12), (0,))
-    assert [event.step for event in of_kind(RolledBack, [formed])] == [12]
+    assert [event.step for event in of_kind(RolledBack, formed)] == [12]
 
 
 def test_without_a_checkpoint_who_has_trained_makes_room_and_all_begin_anew() -> None:
     """Nobody keeps the initial weights, so that a generation with a survivor would be over at once."""
     decisions = play(training(SHARDED), (1.0, killed(1)), *all_report((0,), 17), (2.0, registered(1, life=1)))
     assert not any(map(forms, decisions))
-    assert of_kind(Expel, decisions) == [Expel(0, pid_of(0))], "who has just begun may stay"
+    assert of_kind(Expel, *decisions) == [Expel(0, pid_of(0))], "who has just begun may stay"
     gone = decide(decisions[-1].state, killed(0), 2.1)
     assert Refill(0, 0.0, restore=True) in gone.actions
     after = decide(gone.state, registered(0, life=1), 3.0)
@@ -202,7 +182,7 @@ def test_a_checkpoint_that_is_found_after_all_is_taken_up() -> None:
 def test_where_a_checkpoint_is_gone_after_all_nobody_stays() -> None:
     lost = Failure("StateLost", "a part of the state is lost, and there is no checkpoint of step 12.")
     decisions = play(gone_back(), (2.1, reported(0, 17, 2, lost)))
-    gone = {(one.worker, one.pid) for one in of_kind(Expel, decisions)}
+    gone = {(one.worker, one.pid) for one in of_kind(Expel, *decisions)}
     assert gone == {(0, pid_of(0)), (1, pid_of(1, 1))}
     after = play(
         decisions[-1].state,
@@ -227,14 +207,14 @@ def test_with_a_replica_of_it_no_step_is_done_again() -> None:
     assert (generation.cursor, generation.restored) == (Cursor(16), None), "part 1 is held at step 16 alone"
     assert generation.behind == (0, 1), "worker 0 has completed a step of which the other part is gone"
     assert (generation.holders(0), generation.holders(1)) == ((2,), (3,))
-    assert not of_kind(RolledBack, decisions)
+    assert not of_kind(RolledBack, *decisions)
 
 
 def test_parts_at_different_steps_are_no_state() -> None:
     """Worker 0 has completed the step, worker 1 has not, and neither can go where the other is."""
     apart = play(training(SHARDED), *all_report((0,), 17), *all_report((1,), 16))
     assert not any(map(forms, apart))
-    assert of_kind(Expel, apart) == [Expel(0, pid_of(0))], "another in its place looks for the newest checkpoint"
+    assert of_kind(Expel, *apart) == [Expel(0, pid_of(0))], "another in its place looks for the newest checkpoint"
     gone = decide(apart[-1].state, killed(0), 1.2)
     assert Refill(0, 0.0, restore=True) in gone.actions
     generation = declared(decide(gone.state, registered(0, life=1, cursor=Cursor(12)), 2.0))
@@ -246,7 +226,7 @@ def test_a_replica_that_stands_a_step_behind_is_no_checkpoint() -> None:
     reports = (*all_report((0, 2), 17), *all_report((1,), 16))
     decisions = play(training(REPLICATED), (1.0, killed(3)), *reports, (2.0, registered(3, life=1)))
     assert Refill(3, 0.0, restore=False) in decisions[0].actions, "replicas seemed to hold all"
-    assert of_kind(Expel, decisions) == [Expel(3, pid_of(3, 1))], "it holds nothing, and has no checkpoint"
+    assert of_kind(Expel, *decisions) == [Expel(3, pid_of(3, 1))], "it holds nothing, and has no checkpoint"
     gone = decide(decisions[-1].state, killed(3, life=1), 2.1)
     assert Refill(3, 0.0, restore=True) in gone.actions
     generation = declared(decide(gone.state, registered(3, life=2, cursor=Cursor(12)), 3.0))
@@ -283,7 +263,7 @@ def test_a_generation_that_breaks_before_all_are_back_is_followed_by_one_that_go
     )
     generation = declared(left[-1])
     assert (generation.restored, generation.behind) == (Cursor(12), (0,))
-    assert not of_kind(Expel, left)
+    assert not of_kind(Expel, *left)
 
 
 def test_one_that_has_come_as_far_as_before_holds_the_state() -> None:
@@ -300,7 +280,7 @@ def test_what_was_found_before_the_job_went_on_is_no_checkpoint() -> None:
     """Both have trained on since step 12, and stand apart: the newest checkpoint is to be looked for again."""
     left = play(gone_back(), (5.0, reported(0, 26, 2)), (5.0, reported(1, 25, 2, life=1)))
     assert not any(map(forms, left))
-    assert of_kind(Expel, left) == [Expel(0, pid_of(0))]
+    assert of_kind(Expel, *left) == [Expel(0, pid_of(0))]
 
 
 # --- leaving, stopping, successors
@@ -310,7 +290,7 @@ def test_who_leaves_with_the_only_copy_of_a_part_saves_first_and_no_step_is_lost
     leaving = decide(training(SHARDED), asked_to_leave(1), 1.0)
     assert Regroup(GenerationId(3, 1), at_boundary=True, saves=True) in leaving.actions
     saved = play(leaving.state, *((1.1, replace(reported(worker, 18), is_saved=True)) for worker in (0, 1)))
-    assert of_kind(Dismiss, saved) == [Dismiss(1, pid_of(1))]
+    assert of_kind(Dismiss, *saved) == [Dismiss(1, pid_of(1))]
     left = last_of(saved[-1].state, (1.2, exited(1, LEFT))).state
     assert vacant(left, 0) == {1: True}
     generation = declared(decide(left, registered(1, life=1, cursor=Cursor(18)), 2.0))
@@ -321,7 +301,7 @@ def test_who_leaves_with_a_part_that_another_holds_just_leaves() -> None:
     leaving = decide(training(REPLICATED), asked_to_leave(1), 1.0)
     assert Regroup(GenerationId(3, 1), at_boundary=True) in leaving.actions
     left = play(leaving.state, *all_report(range(4), 18), (1.2, exited(1, LEFT)), (2.0, registered(1, life=1)))
-    assert of_kind(Dismiss, left) == [Dismiss(1, pid_of(1))]
+    assert of_kind(Dismiss, *left) == [Dismiss(1, pid_of(1))]
     generation = declared(left[-1])
     assert (generation.cursor, generation.behind, generation.restored) == (Cursor(18), (1,), None)
 
@@ -366,7 +346,7 @@ def test_a_successor_goes_by_what_each_says_that_it_holds() -> None:
     back = Position(generation, Cursor(12), has_left=True, has_trained=True)
     decisions = play(state, (3.1, registered(0, position=unaligned)), (3.1, registered(1, life=1, position=back)))
     assert not any(map(forms, decisions)), "nobody has looked for the newest checkpoint"
-    assert of_kind(Expel, decisions) == [Expel(0, pid_of(0))]
+    assert of_kind(Expel, *decisions) == [Expel(0, pid_of(0))]
 
 
 def test_a_job_is_done_when_all_of_the_mesh_are() -> None:

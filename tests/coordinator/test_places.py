@@ -17,10 +17,10 @@ from coordinator.played import (
     registered,
     reported,
     training,
+    types_of,
     workers_of,
 )
 from quorate.coordinator.events import (
-    Action,
     Dismiss,
     HeartbeatReceived,
     Refill,
@@ -34,17 +34,13 @@ from quorate.coordinator.events import (
     StopRequested,
 )
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import Decision, State, Training
+from quorate.coordinator.states import State, Training
 from quorate.core.generation import GenerationId
 from quorate.observe.events import Resized, WorkerLost
 
 WITH_SPARE = replace(SETTINGS, spares=1)
 ALONE = replace(SETTINGS, workers=1)
 FIRST, SECOND = GenerationId(3, 1), GenerationId(3, 2)
-
-
-def kinds(decision: Decision) -> list[type[Action]]:
-    return [type(action) for action in decision.actions]
 
 
 def leaving(worker: int, sequence: int = 5) -> HeartbeatReceived:
@@ -63,7 +59,7 @@ def with_spare() -> State:
 class TestSpares:
     def test_one_that_stands_by_disturbs_nobody(self) -> None:
         decision = decide(training(WITH_SPARE), registered(3), 1.0)
-        assert Regroup not in kinds(decision)
+        assert Regroup not in types_of(decision)
         assert isinstance(decision.state, Training)
         assert workers_of(decision.state.generation) == [0, 1, 2]
 
@@ -76,7 +72,7 @@ class TestSpares:
     def test_the_replacement_stands_by_next(self) -> None:
         state = last_of(with_spare(), (1.0, killed(1)), (1.1, reported(0)), (1.1, reported(2))).state
         decision = decide(state, registered(1, life=1), 2.0)
-        assert Regroup not in kinds(decision)
+        assert Regroup not in types_of(decision)
 
     def test_nobody_waits_for_a_spare_at_the_start(self) -> None:
         decision = last_of(start(WITH_SPARE, 0.0), *((0.0, registered(worker)) for worker in (0, 1, 3)))
@@ -96,7 +92,7 @@ class TestLeaving:
     def test_its_exit_is_no_loss_and_its_place_is_filled(self) -> None:
         state = last_of(training(), (1.0, leaving(1)), *((1.1, reported(worker, 17)) for worker in range(3))).state
         decision = decide(state, exited(1, 0), 1.2)
-        assert kinds(decision) == [Refill]
+        assert types_of(decision) == [Refill]
         joined = decide(decision.state, registered(1, life=1), 2.0)
         assert Regroup(SECOND, at_boundary=True) in joined.actions
 
@@ -106,7 +102,7 @@ class TestLeaving:
 
     def test_one_that_dies_before_it_could_leave_is_a_loss(self) -> None:
         state = decide(training(), leaving(1), 1.0).state
-        assert WorkerLost in kinds(decide(state, killed(1), 1.1))
+        assert WorkerLost in types_of(decide(state, killed(1), 1.1))
 
     def test_whoever_leaves_alone_saves_first_and_another_goes_on_from_there(self) -> None:
         first = decide(training(ALONE), leaving(0), 1.0)
@@ -119,7 +115,7 @@ class TestLeaving:
     def test_without_a_checkpoint_nobody_goes_who_alone_holds_the_state(self) -> None:
         first = decide(training(ALONE), leaving(0), 1.0)
         decision = decide(first.state, reported(0, 17), 1.1)
-        assert Dismiss not in kinds(decision)
+        assert Dismiss not in types_of(decision)
         assert workers_of(declared(decision)) == [0]
         assert decision.actions[-1] == Regroup(SECOND, at_boundary=True, saves=True)
 
@@ -132,18 +128,18 @@ class TestLeaving:
         ]
         reports = [(1.1, saved(0, 17)), (1.1, reported(1, 17)), (1.1, reported(2, 17))]
         gone = last_of(decisions[-1].state, *reports)
-        assert kinds(gone) == [Dismiss] * 3
+        assert types_of(gone) == [Dismiss] * 3
 
     def test_a_spare_that_leaves_is_let_go_at_once(self) -> None:
         decision = decide(with_spare(), leaving(3), 1.0)
-        assert Regroup not in kinds(decision)
+        assert Regroup not in types_of(decision)
         assert Dismiss(3, pid_of(3)) in decision.actions
 
     def test_one_that_is_ahead_stays_until_the_others_have_what_it_has(self) -> None:
         # A loss has ended the generation, and the one that is leaving had completed the step alone.
         events: list[Timed] = [(1.0, leaving(1)), (1.1, killed(2)), (1.2, reported(1, 18)), (1.2, reported(0, 17))]
         decision = last_of(training(), *events)
-        assert Dismiss not in kinds(decision)
+        assert Dismiss not in types_of(decision)
         formed = declared(decision)
         assert (workers_of(formed), formed.cursor.step, formed.behind) == ([0, 1], 18, (0,))
 
@@ -169,8 +165,8 @@ class TestResizing:
     def test_one_that_dies_in_a_place_that_is_no_more_is_not_replaced(self) -> None:
         state = decide(training(), ResizeRequested(2), 1.0).state
         decision = decide(state, killed(2), 1.1)
-        assert WorkerLost in kinds(decision)
-        assert Refill not in kinds(decision)
+        assert WorkerLost in types_of(decision)
+        assert Refill not in types_of(decision)
 
     def test_there_and_back_before_anybody_came(self) -> None:
         state = last_of(training(), (1.0, ResizeRequested(5)), (1.1, ResizeRequested(3))).state
@@ -204,9 +200,9 @@ class TestResizing:
 
     def test_a_place_that_does_not_exist_is_refused_until_it_does(self) -> None:
         newcomer: Registered = registered(3)
-        assert kinds(decide(training(), newcomer, 1.0)) == [Refuse]
+        assert types_of(decide(training(), newcomer, 1.0)) == [Refuse]
         grown = decide(training(), ResizeRequested(4), 1.0).state
-        assert Refuse not in kinds(decide(grown, newcomer, 1.1))
+        assert Refuse not in types_of(decide(grown, newcomer, 1.1))
 
 
 class TestWishesForACheckpoint:

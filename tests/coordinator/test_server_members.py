@@ -10,15 +10,18 @@ from coordinator.played import (
     PEER_LOST,
     SETTINGS,
     Timed,
+    all_report,
+    asked_to_leave,
     beats_until,
     completed,
     declared,
     exited,
-    heartbeat,
+    forms,
     killed,
     kinds,
     last_of,
     messages_of,
+    of_kind,
     pid_of,
     play,
     registered,
@@ -26,12 +29,9 @@ from coordinator.played import (
     workers_of,
 )
 from quorate.coordinator.events import (
-    Action,
-    DeclareGeneration,
     Dismiss,
     Expel,
     FailureReported,
-    HeartbeatReceived,
     Refill,
     Refuse,
     Regroup,
@@ -62,30 +62,12 @@ def serving_job(settings: JobSettings = SERVED) -> Training:
     return state
 
 
-def all_report(
-    members: Iterable[int], step: int = 16, generation: int = 1, now: float = 1.1, symptom: Failure | None = None
-) -> list[Timed]:
-    return [(now, reported(member, step, generation, symptom)) for member in members]
-
-
 def saved(members: Iterable[int], step: int, generation: int = 1, now: float = 1.1) -> list[Timed]:
     return [(now, replace(reported(member, step, generation), is_saved=True)) for member in members]
 
 
-def asked_to_leave(member: int, sequence: int = 1) -> HeartbeatReceived:
-    return replace(heartbeat(member, sequence), is_leaving=True)
-
-
 def roles_of(generation: Generation) -> dict[int, Role]:
     return {member.worker: member.role for member in generation.members}
-
-
-def actions_of(decisions: Iterable[Decision]) -> list[Action]:
-    return [action for decision in decisions for action in decision.actions]
-
-
-def forms(decision: Decision) -> bool:
-    return any(isinstance(action, DeclareGeneration) for action in decision.actions)
 
 
 # --- who is there, and who is lost
@@ -102,7 +84,7 @@ def test_servers_are_awaited_at_the_start_and_stand_behind_the_workers() -> None
 
 def test_a_process_without_a_place_is_refused_by_its_name() -> None:
     decision = decide(serving_job(), registered(C), 1.0)
-    (refusal,) = [action for action in decision.actions if isinstance(action, Refuse)]
+    (refusal,) = of_kind(Refuse, decision)
     assert "server 2" in refusal.failure.message
     assert "2 servers" in refusal.failure.message
     assert "100000" not in refusal.failure.message
@@ -128,7 +110,7 @@ def test_with_the_last_server_the_state_is_gone_and_its_successor_brings_the_che
     generation = declared(formed)
     assert generation.cursor == Cursor(20)
     assert generation.behind == (0, 1), "they are ahead, and take up what the server has"
-    assert [action.step for action in formed.actions if isinstance(action, RolledBack)] == [20]
+    assert [action.step for action in of_kind(RolledBack, formed)] == [20]
     assert messages_of(formed.actions) == []
 
 
@@ -168,9 +150,7 @@ def test_a_lost_worker_is_replaced_beside_servers_and_copies_from_them() -> None
 
 def test_all_workers_may_go_while_servers_hold_the_state() -> None:
     decisions = play(serving_job(), (1.0, killed(0)), (1.0, killed(1)), *all_report((A, B)))
-    assert [action for action in actions_of(decisions) if isinstance(action, Refill)] == [
-        Refill(worker, 0.0, restore=False) for worker in (0, 1)
-    ]
+    assert of_kind(Refill, *decisions) == [Refill(worker, 0.0, restore=False) for worker in (0, 1)]
     assert not forms(decisions[-1])
     formed = declared(decide(decisions[-1].state, registered(0, life=1), 2.0))
     assert (workers_of(formed), formed.cursor, formed.behind) == ([0, A, B], Cursor(16), (0,))
@@ -195,7 +175,7 @@ def test_spares_take_the_places_of_workers_only() -> None:
 def test_a_silent_server_is_expelled_and_the_others_go_on() -> None:
     *_, lost = play(serving_job(), *beats_until(5.0, 0, 1, A))
     assert Expel(B, pid_of(B)) in lost.actions
-    (told,) = [action for action in lost.actions if isinstance(action, WorkerLost)]
+    (told,) = of_kind(WorkerLost, lost)
     assert told.message is not None
     assert told.message.startswith("server 1 (pid")
     formed = last_of(lost.state, *all_report((0, 1, A), now=5.1))
@@ -235,13 +215,13 @@ def test_a_server_that_leaves_takes_part_once_more_and_goes_after_a_step() -> No
     assert workers_of(declared(after)) == [0, 1, A]
     gone = decide(after.state, exited(B, LEFT), 1.3)
     assert Refill(B, 0.0, restore=False) in gone.actions
-    assert not [action for action in gone.actions if isinstance(action, WorkerLost)]
+    assert not of_kind(WorkerLost, gone)
 
 
 def test_it_is_kept_where_the_generation_breaks_before_a_step() -> None:
     asked = last_of(serving_job(), (1.0, asked_to_leave(B)), *all_report(EVERYBODY, 17))
     broken = play(asked.state, (1.2, killed(0)), *all_report((1, A, B), 17, 2, 1.3))
-    assert not [action for action in actions_of(broken) if isinstance(action, Dismiss)]
+    assert not of_kind(Dismiss, *broken)
     assert roles_of(declared(broken[-1]))[B] is Role.RETIRING
     after = last_of(broken[-1].state, *all_report((1, A, B), 18, 3, 1.4))
     assert Dismiss(B, pid_of(B)) in after.actions
@@ -267,14 +247,10 @@ def test_where_all_servers_leave_they_save_and_go() -> None:
     asked = play(serving_job(), (1.0, asked_to_leave(A)), (1.0, asked_to_leave(B)))
     assert Regroup(FIRST, at_boundary=True, saves=True) in asked[1].actions
     gone = play(asked[1].state, *saved(EVERYBODY, 17))
-    assert {action for action in gone[-1].actions if isinstance(action, Dismiss)} == {
-        Dismiss(server, pid_of(server)) for server in (A, B)
-    }
+    assert set(of_kind(Dismiss, gone[-1])) == {Dismiss(server, pid_of(server)) for server in (A, B)}
     assert not any(map(forms, gone))
     back = play(gone[-1].state, (1.3, exited(A, LEFT)), (1.3, exited(B, LEFT)))
-    assert [action for action in actions_of(back) if isinstance(action, Refill)] == [
-        Refill(server, 0.0, restore=True) for server in (A, B)
-    ]
+    assert of_kind(Refill, *back) == [Refill(server, 0.0, restore=True) for server in (A, B)]
     again = play(back[-1].state, *((2.0, registered(server, life=1, cursor=Cursor(17))) for server in (A, B)))
     assert declared(again[-1]).cursor == Cursor(17)
 
@@ -289,9 +265,7 @@ def test_everybody_who_is_asked_to_leave_saves_first_and_nobody_is_waited_for() 
     asked = play(serving_job(), *((1.0, asked_to_leave(member)) for member in EVERYBODY))
     assert Regroup(FIRST, at_boundary=True, saves=True) in asked[-1].actions
     gone = play(asked[-1].state, *saved(EVERYBODY, 17))
-    assert {action for action in actions_of(gone) if isinstance(action, Dismiss)} == {
-        Dismiss(member, pid_of(member)) for member in EVERYBODY
-    }
+    assert set(of_kind(Dismiss, *gone)) == {Dismiss(member, pid_of(member)) for member in EVERYBODY}
 
 
 def test_workers_that_leave_lead_the_servers_to_their_save() -> None:
@@ -302,7 +276,7 @@ def test_workers_that_leave_lead_the_servers_to_their_save() -> None:
 def test_servers_that_leave_after_the_workers_wait_for_others_to_save_with() -> None:
     workers = play(serving_job(), (1.0, asked_to_leave(0)), (1.0, asked_to_leave(1)), *all_report(EVERYBODY, 17))
     servers = play(workers[-1].state, (1.2, asked_to_leave(A)), (1.2, asked_to_leave(B)))
-    assert not [action for action in actions_of(servers) if isinstance(action, Dismiss)]
+    assert not of_kind(Dismiss, *servers)
     fresh = play(servers[-1].state, (1.3, exited(0, LEFT)), (1.4, registered(0, life=1)))
     assert Refill(0, 0.0, restore=False) in fresh[0].actions
     formed = declared(fresh[1])
@@ -315,7 +289,7 @@ def test_servers_that_leave_after_the_workers_wait_for_others_to_save_with() -> 
 
 def test_more_servers_are_awaited_and_let_in_at_a_step_boundary() -> None:
     grown = decide(serving_job(), ResizeRequested(servers=3), 1.0)
-    (told,) = [action for action in grown.actions if isinstance(action, Resized)]
+    (told,) = of_kind(Resized, grown)
     assert (told.workers, told.servers) == (2, 3)
     assert "3 servers instead of 2" in grown.reason
     came = play(grown.state, (1.5, registered(C)), *all_report(EVERYBODY, 17, now=1.6))
@@ -331,11 +305,9 @@ def test_fewer_servers_hand_over_before_the_last_ones_go() -> None:
     handing_over = last_of(shrunk.state, *all_report((*EVERYBODY, C), 17))
     assert roles_of(declared(handing_over))[B] is roles_of(declared(handing_over))[C] is Role.RETIRING
     after = last_of(handing_over.state, *all_report((*EVERYBODY, C), 18, 2, 1.2))
-    assert {action for action in after.actions if isinstance(action, Dismiss)} == {
-        Dismiss(server, pid_of(server)) for server in (B, C)
-    }
+    assert set(of_kind(Dismiss, after)) == {Dismiss(server, pid_of(server)) for server in (B, C)}
     gone = play(after.state, (1.3, exited(B, LEFT)), (1.3, exited(C, LEFT)))
-    assert not [action for action in actions_of(gone) if isinstance(action, Refill)]
+    assert not of_kind(Refill, *gone)
 
 
 @pytest.mark.parametrize(
@@ -371,17 +343,17 @@ def without_replicas() -> Decision:
 
 def test_lost_blocks_send_the_servers_back_to_the_checkpoint_and_workers_stay() -> None:
     first = without_replicas()
-    assert [action for action in first.actions if isinstance(action, Expel)] == [Expel(A, pid_of(A))]
+    assert of_kind(Expel, first) == [Expel(A, pid_of(A))]
     (told,) = messages_of(first.actions)
     assert told == f"{LOST.message} All go back to the newest checkpoint."
     others = play(first.state, (1.2, reported(1, 25, 2, LOST)), (1.3, killed(A)))
     assert Refill(A, 0.0, restore=True) in others[-1].actions
-    assert not [action for action in actions_of(others) if isinstance(action, WorkerLost | Expel)]
-    assert messages_of(actions_of(others)) == []
+    assert not of_kind(WorkerLost | Expel, *others)
+    assert messages_of(action for one in others for action in one.actions) == []
     back = play(others[-1].state, *((2.0, registered(server, life=1, cursor=Cursor(20))) for server in (A, B)))
     formed = declared(back[-1])
     assert (formed.cursor, formed.behind) == (Cursor(20), (0, 1))
-    assert [action.step for action in back[-1].actions if isinstance(action, RolledBack)] == [20]
+    assert [action.step for action in of_kind(RolledBack, back[-1])] == [20]
 
 
 def test_what_the_server_itself_tells_late_is_nobodys_word() -> None:
@@ -467,7 +439,7 @@ def test_a_stop_has_a_worker_started_that_leads_the_servers_to_their_save() -> N
 def test_a_stop_goes_on_with_the_servers_that_are_left() -> None:
     decisions = play(serving_job(), (0.5, StopRequested("terminated")), (1.0, killed(B)), *all_report((0, 1, A)))
     assert workers_of(declared(decisions[-1])) == [0, 1, A]
-    assert not [action for action in actions_of(decisions) if isinstance(action, Refill)]
+    assert not of_kind(Refill, *decisions)
 
 
 # --- another coordinator
@@ -511,7 +483,7 @@ def test_the_next_coordinator_ends_a_generation_in_which_a_server_hands_over() -
     leaving = last_of(serving_job(), (1.0, asked_to_leave(B)), *all_report(EVERYBODY, 17))
     generation = declared(leaving)
     decisions = play(taken_over(generation), *come_back(generation), (100.2, asked_to_leave(B, 9)))
-    assert Regroup(generation.id, at_boundary=True) in actions_of(decisions)
+    assert Regroup(generation.id, at_boundary=True) in [action for one in decisions for action in one.actions]
     reports = [(100.3, StateReported(one, pid_of(one), generation.id, Cursor(18))) for one in EVERYBODY]
     after = last_of(decisions[-1].state, *reports)
     assert Dismiss(B, pid_of(B)) in after.actions

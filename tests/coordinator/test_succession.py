@@ -15,16 +15,17 @@ from coordinator.played import (
     heartbeat,
     killed,
     last_of,
+    of_kind,
     pid_of,
     play,
     registered,
     reported,
     training,
+    types_of,
     workers_of,
 )
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import (
-    Action,
     DeclareGeneration,
     Expel,
     GrantLease,
@@ -42,7 +43,6 @@ from quorate.coordinator.forming import succeed, take_over
 from quorate.coordinator.membership import decide
 from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import (
-    Decision,
     Ended,
     Forming,
     Handover,
@@ -88,17 +88,13 @@ def waiting(worker: int, step: int, *, has_trained: bool = True) -> Registered:
     return back(worker, Position(before(), Cursor(step), has_left=True, has_trained=has_trained))
 
 
-def kinds(decision: Decision) -> list[type[Action]]:
-    return [type(action) for action in decision.actions]
-
-
 def taking_over(handover: Handover | None = None) -> Recalling:
     return succeed(NEXT, handover or Handover(EVERYBODY, frozenset()), now=100.0)
 
 
 def test_whoever_is_at_work_goes_on_as_if_nothing_had_happened() -> None:
     decisions = play(taking_over(), *[(100.1, at_work(worker)) for worker in range(3)])
-    assert [kinds(decision) for decision in decisions] == [[Welcome]] * 3
+    assert [types_of(decision) for decision in decisions] == [[Welcome]] * 3
     state = decisions[-1].state
     assert isinstance(state, Training)
     assert state.generation == before()
@@ -110,14 +106,14 @@ def test_a_worker_that_it_does_not_know_is_asked_to_come_back() -> None:
         decision = decide(state, event, 100.1)
         assert (decision.state, decision.actions) == (state, (Recall(1),))
     known = decide(state, at_work(1), 100.1).state
-    assert GrantLease in kinds(decide(known, heartbeat(1), 100.2))
-    assert kinds(decide(known, at_work(1), 100.3)) == [Welcome], "the answer may have been lost"
+    assert GrantLease in types_of(decide(known, heartbeat(1), 100.2))
+    assert types_of(decide(known, at_work(1), 100.3)) == [Welcome], "the answer may have been lost"
 
 
 def test_nobody_is_decided_about_before_everybody_is_back() -> None:
     decision = last_of(taking_over(), (100.1, at_work(0)), (100.1, waiting(1, 17)))
     assert isinstance(decision.state, Recalling)
-    assert DeclareGeneration not in kinds(decision)
+    assert DeclareGeneration not in types_of(decision)
 
 
 def test_no_place_is_filled_before_everybody_is_back_and_then_it_is_at_once(tmp_path: Path) -> None:
@@ -169,7 +165,7 @@ def test_members_of_an_older_generation_leave_it_too() -> None:
 
 def test_one_that_was_reaped_meanwhile_is_lost_at_once() -> None:
     decisions = play(taking_over(), (100.1, at_work(0)), (100.1, at_work(1)), (100.2, killed(2)))
-    assert [kind for kind in kinds(decisions[-1]) if kind in (WorkerLost, Refill, Regroup)] == [
+    assert [kind for kind in types_of(decisions[-1]) if kind in (WorkerLost, Refill, Regroup)] == [
         WorkerLost,
         Refill,
         Regroup,
@@ -182,9 +178,9 @@ def test_one_that_the_coordinator_before_has_let_go_is_no_loss() -> None:
     pair = later(17, without=2)
     events: list[Timed] = [(100.1, at_work(0, pair)), (100.1, at_work(1, pair)), (100.2, exited(2, LEFT))]
     decision = play(taking_over(), *events)[-1]
-    assert WorkerLost not in kinds(decision)
+    assert WorkerLost not in types_of(decision)
     assert isinstance(decision.state, Training)
-    assert Refill in kinds(decision)
+    assert Refill in types_of(decision)
 
 
 def test_nobody_else_is_lost_before_the_failure_timeout_and_then_is_killed_first() -> None:
@@ -196,15 +192,15 @@ def test_nobody_else_is_lost_before_the_failure_timeout_and_then_is_killed_first
     decision = decide(state, Tick(), 105.0)
     assert Expel(2, pid_of(2)) in decision.actions
     assert "did not come back within 5.0 s" in decision.reason
-    assert Refill not in kinds(decision), "until it has been reaped it may still write somewhere"
-    assert Refill in kinds(decide(decision.state, killed(2), 105.1))
+    assert Refill not in types_of(decision), "until it has been reaped it may still write somewhere"
+    assert Refill in types_of(decide(decision.state, killed(2), 105.1))
 
 
 def test_one_that_comes_too_late_is_refused() -> None:
     state = last_of(taking_over(), (100.1, at_work(0)), (100.1, at_work(1)), (100.2, killed(2))).state
-    assert kinds(decide(state, at_work(2), 100.3)) == [Refuse]
+    assert types_of(decide(state, at_work(2), 100.3)) == [Refuse]
     stranger = replace(at_work(2), pid=1)
-    assert kinds(decide(taking_over(), stranger, 100.1)) == [Refuse]
+    assert types_of(decide(taking_over(), stranger, 100.1)) == [Refuse]
 
 
 def test_one_that_was_still_being_built_comes_back_as_one_that_is_new() -> None:
@@ -240,7 +236,7 @@ def test_before_the_first_generation_it_forms_it() -> None:
 
 def test_everybody_may_have_died_with_it() -> None:
     decisions = play(taking_over(), *[(100.1, killed(worker)) for worker in range(3)])
-    assert all(action.restore for decision in decisions for action in decision.actions if isinstance(action, Refill))
+    assert all(action.restore for action in of_kind(Refill, *decisions))
     restored = [(101.0, registered(worker, life=1, cursor=Cursor(12))) for worker in range(3)]
     formed = declared(last_of(decisions[-1].state, *restored))
     assert formed.cursor == Cursor(12)
@@ -279,7 +275,7 @@ def test_a_newcomer_that_comes_back_does_not_pass_for_one_that_holds_the_state()
     newcomer = back(2, Position(young, Cursor(), has_left=False, has_trained=False))
     told = StateReported(2, pid_of(2), young.id, Cursor())
     decisions = play(taking_over(), (100.1, newcomer), (100.2, told), (100.3, killed(0)), (100.3, killed(1)))
-    refills = [action for decision in decisions for action in decision.actions if isinstance(action, Refill)]
+    refills = of_kind(Refill, *decisions)
     assert refills[-1].restore, "nobody holds the state: it is in the newest checkpoint"
 
 
@@ -311,5 +307,5 @@ def test_a_death_while_workers_come_back_explains_the_links_that_broke() -> None
 def test_one_that_was_let_go_and_presents_itself_all_the_same_is_no_loss() -> None:
     everybody: list[Timed] = [(100.1, at_work(worker)) for worker in range(3)]
     decision = play(taking_over(), *everybody, (100.2, exited(2, LEFT)))[-1]
-    assert WorkerLost not in kinds(decision)
+    assert WorkerLost not in types_of(decision)
     assert Regroup(before().id, at_boundary=False) in decision.actions

@@ -19,7 +19,7 @@ def stream(records: list[int], window: int, **keys: Any) -> BlockSampler:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Records of each block, some of them none; a window from 1 to more than there is; and the keys of a job."""
-    lanes, accumulate = draw(st.integers(1, 5)), draw(st.integers(1, 2))
+    lanes, accumulate = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     least = lanes * accumulate
     keys: dict[str, Any] = {
         "lanes": lanes,

@@ -21,48 +21,6 @@ from quorate.lanes.chunks import host_lanes
 from quorate.observe.events import TrainingBlocks
 
 
-@given(cases())
-def test_each_epoch_reads_every_sample_once_or_lists_it_as_dropped(case: Case) -> None:
-    records, window, keys = case
-    order = stream(records, window, **keys)
-    assert order.total_steps == 2 * order.steps_per_epoch
-    for epoch in (0, 1):
-        used = list(chain.from_iterable(read_by(order, lane, epoch) for lane in range(keys["lanes"])))
-        dropped = order.dropped(epoch).tolist()
-        assert sorted([*used, *dropped]) == list(range(sum(records)))
-        assert len(dropped) == (sum(records) % keys["batch_size"] if keys["last_batch"] == "drop" else 0)
-        assert Tally.of(epoch, used) + Tally.of(epoch, dropped) == order.planned(epoch)
-        assert not order.is_own(epoch)
-
-
-@given(cases())
-def test_lanes_and_micro_batches_are_as_even_as_those_of_any_order(case: Case) -> None:
-    records, window, keys = case
-    order = stream(records, window, **keys)
-    for step in range(1, order.total_steps + 1):
-        shares = [len(order.share(step, lane)) for lane in range(keys["lanes"])]
-        assert sum(shares) == order.batch_samples(step) == len(order.batch(step))
-        assert max(shares) - min(shares) <= 1
-        assert shares == sorted(shares, reverse=True)
-        assert [sum(map(len, order.micro_batches(step, lane))) for lane in range(keys["lanes"])] == shares
-        assert all(len(part) > 0 for lane in range(keys["lanes"]) for part in order.micro_batches(step, lane))
-
-
-def plainly(order: BlockSampler, step: int, lane: int) -> list[list[int]]:
-    return [part.tolist() for part in order.micro_batches(step, lane)]
-
-
-@given(cases(), st.data())
-def test_whoever_asks_for_whatever_first_gets_the_same(case: Case, data: st.DataObject) -> None:
-    records, window, keys = case
-    order = stream(records, window, **keys)
-    places = [(step, lane) for step in range(1, order.total_steps + 1) for lane in range(keys["lanes"])]
-    forwards = {place: plainly(order, *place) for place in places}
-    some = data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=30))
-    again = stream(records, window, **keys)
-    assert {place: plainly(again, *place) for place in some} == {place: forwards[place] for place in some}
-
-
 @given(cases(), st.data())
 def test_workers_that_go_on_in_the_middle_read_what_is_left(case: Case, data: st.DataObject) -> None:
     """One number of workers up to some step and another from there on read what one worker reads alone."""
@@ -226,18 +184,21 @@ def test_blocks_may_be_any_list_of_whole_numbers(blocks: Any) -> None:
     assert order.describe() == {"data": {"blocks": len(blocks), "window": 4}}
 
 
-def test_what_a_dataset_says_of_itself_is_told() -> None:
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        (
+            {"reading_facts": {"index": "/data/index.quorate", "digest": "ab"}},
+            {"index": "/data/index.quorate", "digest": "ab"},
+        ),
+        pytest.param({"facts": {"license": "mine"}}, {}, id="an attribute of the user's own"),
+    ],
+)
+def test_what_a_dataset_says_of_itself_is_told(own: dict[str, Any], told: dict[str, str]) -> None:
     dataset: Any = InBlocks([5, 5], 4)
-    dataset.reading_facts = {"index": "/data/index.quorate", "digest": "ab"}
+    dataset.__dict__.update(own)
     order = BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), dataset, 10)
-    assert order.describe() == {"data": {"blocks": 2, "window": 4, **dataset.reading_facts}}
-
-
-def test_an_attribute_of_the_users_own_is_not_taken_for_what_is_told() -> None:
-    dataset: Any = InBlocks([5, 5], 4)
-    dataset.facts = {"license": "mine"}
-    order = BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), dataset, 10)
-    assert order.describe() == {"data": {"blocks": 2, "window": 4}}
+    assert order.describe() == {"data": {"blocks": 2, "window": 4, **told}}
     dataset.reading_facts = {"license": "mine", "digest": "ab"}
     order = BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), dataset, 10)
     assert TrainingBlocks.of(order.describe()) == TrainingBlocks(2, 4, digest="ab")

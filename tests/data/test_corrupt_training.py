@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from command import Workplace
-from data.shards.corruption import Harm, blocks_of, corrupt
+from data.shards.corruption import Harm, corrupt
+from data.shards.shard_files import blocks_of
 from quorate.data.indices import numbers_in
 from quorate.shards.index import load_index
 from schemas import validate

@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import quorate.data.loader as loader_module
+from children import in_child
 from command import await_condition
 from quorate.core.errors import HelperLost, JobError, OutOfMemory, UserCodeError
 from quorate.core.processes import children_of
@@ -51,29 +52,30 @@ class Calling:
 
 
 @contextlib.contextmanager
-def feeding(dataset: Any, loader_workers: int, threads: int = 1, collate_with: Any = collate) -> Iterator[Feed]:
+def feeding(
+    dataset: Any,
+    loader_workers: int,
+    threads: int = 1,
+    collate_with: Any = collate,
+    requests: Iterable[Request] = REQUESTS,
+    **options: Any,
+) -> Iterator[Feed]:
     samples = Samples({Source.TRAINING: dataset, Source.VALIDATION: dataset}, collate_with, 5)
-    feed = Feed(samples, iter(REQUESTS), loader_workers, threads)
+    feed = Feed(samples, iter(requests), loader_workers, threads, **options)
     try:
         yield feed
     finally:
         feed.close()
 
 
+def take_two(feed: Feed) -> None:
+    for request in REQUESTS[:2]:
+        feed.next(request)
+
+
 def batches(loader_workers: int, threads: int = 1) -> list[dict[str, torch.Tensor]]:
     with feeding(Noisy(), loader_workers, threads) as feed:
         return [feed.next(request).content for request in REQUESTS]
-
-
-def in_child(act: Any) -> int:
-    """The exit code of a forked process that does this: thread counts and handlers stay out of the test process."""
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            act()
-            os._exit(0)
-        os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def same(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tensor]]) -> bool:
@@ -138,8 +140,7 @@ def test_threads_are_restored_after_a_sample_that_raises() -> None:
     def check() -> None:
         torch.set_num_threads(2)
         with feeding(Calling(lambda: 1 / 0), 0, threads=2) as feed:
-            feed.next(REQUESTS[0])
-            feed.next(REQUESTS[1])
+            take_two(feed)
             with contextlib.suppress(UserCodeError):
                 feed.next(REQUESTS[2])
         assert torch.get_num_threads() == 2
@@ -154,8 +155,7 @@ def torn() -> int:
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_an_exception_in_a_sample_is_the_users_with_its_index_and_line(loader_workers: int) -> None:
     with feeding(Calling(torn), loader_workers) as feed:
-        feed.next(REQUESTS[0])
-        feed.next(REQUESTS[1])
+        take_two(feed)
         with pytest.raises(
             UserCodeError, match=r"^ValueError: torn page \(in sample 4 of the training set\)$"
         ) as raised:
@@ -203,8 +203,7 @@ def test_a_process_that_a_loader_has_forked_does_not_hide_its_death() -> None:
         os._exit(3)
 
     with feeding(Calling(leave_a_child), 1) as feed:
-        feed.next(REQUESTS[0])
-        feed.next(REQUESTS[1])
+        take_two(feed)
         with pytest.raises(HelperLost, match="exited with code 3"):
             feed.next(REQUESTS[2])
     os.kill(int(os.read(told, 100)), signal.SIGKILL)
@@ -220,8 +219,7 @@ def test_a_loader_that_cannot_answer_any_more_is_as_good_as_dead(monkeypatch: py
 
     monkeypatch.setattr(loader_module, "_GRACE", 0.1)
     with feeding(Calling(close_everything), 1) as feed:
-        feed.next(REQUESTS[0])
-        feed.next(REQUESTS[1])
+        take_two(feed)
         with pytest.raises(HelperLost, match=r"its loader process \d+ has closed its end of the socket\."):
             feed.next(REQUESTS[2])
 
@@ -230,8 +228,7 @@ def test_a_loader_that_somebody_else_has_reaped_is_gone() -> None:
     with feeding(Calling(lambda: os._exit(3)), 1) as feed:
         assert isinstance(feed._reader, loader_module.Loaders)
         pid = feed._reader.processes[0].pid
-        feed.next(REQUESTS[0])
-        feed.next(REQUESTS[1])
+        take_two(feed)
         os.waitpid(pid, 0)
         with pytest.raises(HelperLost, match=rf"its loader process {pid} is gone\."):
             feed.next(REQUESTS[2])
@@ -267,12 +264,9 @@ class Large:
 def test_neither_side_waits_for_the_other_to_read() -> None:
     """The loader sends what fills the socket while as much is asked of it."""
     requests = [Request(Source.TRAINING, 0, range(turn, 100_000)) for turn in range(4)]
-    samples = Samples({Source.TRAINING: Large()}, lambda many: bytes(8 * len(many)), 5)  # which lies within the pickle
-    feed = Feed(samples, iter(requests), 1, 1, prefetch=4)
-    try:
+    collate_with = lambda many: bytes(8 * len(many))  # noqa: E731 (which lies within the pickle)
+    with feeding(Large(), 1, collate_with=collate_with, requests=requests, prefetch=4) as feed:
         assert [len(feed.next(request).content) for request in requests] == [8 * (100_000 - turn) for turn in range(4)]
-    finally:
-        feed.close()
 
 
 def test_a_loader_that_fails_for_a_reason_of_ours_says_so() -> None:
@@ -454,12 +448,8 @@ def test_a_slow_answer_is_waited_for_and_comes_in_its_order() -> None:
         time.sleep(0.5)
         return 4
 
-    dataset = Calling(slowly)
-    feed = Feed(Samples({Source.TRAINING: dataset}, collate, 5), iter(REQUESTS), 2, 1, check=lambda: looks.append(1))
-    try:
+    with feeding(Calling(slowly), 2, check=lambda: looks.append(1)) as feed:
         assert [feed.next(request).content.tolist() for request in REQUESTS] == [list(r.indices) for r in REQUESTS]
-    finally:
-        feed.close()
     assert looks, "it was slow"
 
 
@@ -496,9 +486,8 @@ def test_all_loaders_are_forked_before_the_plan_runs_code_of_the_task() -> None:
         yield from REQUESTS
 
     before = own_children()
-    samples = Samples({Source.TRAINING: Noisy(), Source.VALIDATION: Noisy()}, collate, 5)
-    feed = Feed(samples, planned(), 3, 1)
-    feed.close()
+    with feeding(Noisy(), 3, requests=planned()):
+        pass
     assert alive == [3]
 
 

@@ -1,91 +1,19 @@
 """Every sample exactly once an epoch, whoever reads it."""
 
 import random
-from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from data.jobs import sampler
 from quorate.core.errors import JobError, TaskError, UserCodeError
 from quorate.data.sampler import LaneSampler
 
 
-@st.composite
-def jobs(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
-    lanes, accumulate = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-    least = lanes * accumulate
-    keys: dict[str, Any] = {
-        "lanes": lanes,
-        "accumulate": accumulate,
-        "batch_size": draw(st.integers(least, least + 12)),
-        "last_batch": draw(st.sampled_from(["drop", "keep"])),
-        "epochs": draw(st.integers(1, 3)),
-        "seed": draw(st.integers(0, 2**40)),
-    }
-    fewest = keys["batch_size"] if keys["last_batch"] == "drop" else 1
-    return draw(st.integers(fewest, 60)), keys
-
-
-def read_in(given: LaneSampler, lanes: int, steps: range) -> list[int]:
-    parts = (given.micro_batches(step, lane) for step in steps for lane in range(lanes))
-    return list(chain.from_iterable(chain.from_iterable(parts)))
-
-
-@given(jobs())
-def test_each_epoch_reads_every_sample_once_over_steps_lanes_and_micro_batches(
-    case: tuple[int, dict[str, Any]],
-) -> None:
-    samples, keys = case
-    given = sampler(samples, **keys)
-    per_epoch = given.steps_per_epoch
-    for epoch in range(keys["epochs"]):
-        steps = range(epoch * per_epoch + 1, (epoch + 1) * per_epoch + 1)
-        counts = Counter(read_in(given, keys["lanes"], steps))
-        left_out = samples % keys["batch_size"] if keys["last_batch"] == "drop" else 0
-        assert set(counts.values()) == {1}
-        assert len(counts) == samples - left_out
-        assert set(counts) <= set(range(samples))
-        assert sorted([*counts, *given.dropped(epoch).tolist()]) == list(range(samples))
-        assert {given.epoch_of(step) for step in steps} == {epoch}
-        assert [given.ends_epoch(step) for step in steps] == [False] * (per_epoch - 1) + [True]
-
-
 def plainly(given: LaneSampler, step: int, lane: int) -> list[list[int]]:
     return [part.tolist() for part in given.micro_batches(step, lane)]
-
-
-@given(jobs())
-def test_lanes_and_micro_batches_are_even_and_in_the_order_of_the_batch(
-    case: tuple[int, dict[str, Any]],
-) -> None:
-    samples, keys = case
-    given = sampler(samples, **keys)
-    for step in range(1, given.total_steps + 1):
-        lanes = [given.micro_batches(step, lane) for lane in range(keys["lanes"])]
-        assert list(chain.from_iterable(chain.from_iterable(lanes))) == given.batch(step).tolist()
-        shares = [sum(len(part) for part in parts) for parts in lanes]
-        assert max(shares) - min(shares) <= 1
-        assert shares == sorted(shares, reverse=True)
-        for parts, share in zip(lanes, shares, strict=True):
-            assert len(parts) == min(share, keys["accumulate"])
-            assert all(len(part) for part in parts)
-
-
-@given(jobs())
-def test_reading_in_any_order_gives_the_same(case: tuple[int, dict[str, Any]]) -> None:
-    """A worker that joins at the last epoch has not seen the first."""
-    samples, keys = case
-    given = sampler(samples, **keys)
-    again = sampler(samples, **keys)
-    places = [(step, lane) for step in range(1, given.total_steps + 1) for lane in range(keys["lanes"])]
-    forwards = {place: plainly(given, *place) for place in places}
-    assert {place: plainly(again, *place) for place in reversed(places)} == forwards
 
 
 def test_totals_of_steps_and_epochs() -> None:

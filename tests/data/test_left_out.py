@@ -1,6 +1,5 @@
 """Which samples of a batch are left out as bad, with what is wrong; and one set that is both of a task's."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from data.shards.shard_files import index_folder
 from quorate.core.errors import JobError
 from quorate.data.bad_sample import MOST_TOLD, BadSample, LeftOut, without_numbers
 from quorate.data.collate import collate
@@ -15,8 +15,6 @@ from quorate.data.datasets import LIMIT, Columns
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 from quorate.shards.dataset import Shards
-from quorate.shards.index import NAME, save_index
-from quorate.shards.indexing import build_index
 
 
 class Torn:
@@ -84,8 +82,7 @@ def test_a_reason_is_of_a_file_and_not_of_a_row(one: str, other: str, is_alike: 
 
 def shards_of(folder: Path, lines: list[str]) -> Path:
     (folder / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    save_index(build_index(str(folder)), folder / NAME)
-    return folder / "a.jsonl"
+    return index_folder(folder) / "a.jsonl"
 
 
 def trouble(folder: Path, index: int) -> FetchFailure:
@@ -128,7 +125,7 @@ def test_a_column_of_times_is_named_with_the_remedy(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     when = pyarrow.array([0, 1], pyarrow.timestamp("s"))
     parquet.write_table(pyarrow.table({"x": [1.0, 2.0], "when": when}), tmp_path / "a.parquet")
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    index_folder(tmp_path)
     answer = fetched(Shards(tmp_path), range(2))
     assert isinstance(answer, FetchFailure)
     assert answer.message.startswith("sample 0 (record 0 of a.parquet) of the training set holds a datetime64")
@@ -165,8 +162,7 @@ def identity(record: Any) -> Any:
 def test_one_set_for_training_and_validation_expects_the_blocks_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps({'id': index})}\n" for index in range(20)))
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    shards_of(tmp_path, [f'{{"id": {index}}}' for index in range(20)])
     expected: list[tuple[Shards, list[int]]] = []
     monkeypatch.setattr(Shards, "prefetch", lambda self, blocks: expected.append((self, list(blocks))))
     both, other = Shards(tmp_path, decode=identity), Shards(tmp_path, decode=identity)

@@ -195,7 +195,11 @@ class OnlyItems:
 @pytest.mark.parametrize(
     ("dataset", "text"),
     [
-        (Streamed(), r"returned a Streamed as the training set.*quorate\.Stream\(open, samples=N\)"),
+        (
+            Streamed(),
+            r"(?s)returned a Streamed as the training set.*quorate\.Stream\(open, samples=N\)"
+            r".*quorate\.Shards\(PATH\).*quorate data index PATH",
+        ),
         (iter([1]), "list_iterator as the training set, which has no len"),
         (OnlyItems(), "returned an OnlyItems as the training set, which has no len"),
         ({1, 2}, r"set as the training set, which has no \[\]"),

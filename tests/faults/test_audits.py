@@ -2,14 +2,13 @@
 
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import TASK_SOURCE, Workplace
-from trial import chaos, told, undisturbed_in
+from trial import chaos, told, undisturbed_in, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -28,10 +27,7 @@ BY_ITSELF = "class TroubledSgd(torch.optim.SGD):\n    per_parameter = True\n"
 TASK = TASK_SOURCE.replace("class TroubledSgd(torch.optim.SGD):\n", BY_ITSELF)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("audits"), TASK, **KEYS) as shared:
-        yield shared
+place = undisturbed_job(TASK, **KEYS)
 
 
 def assert_found(

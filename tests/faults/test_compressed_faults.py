@@ -1,15 +1,12 @@
 """Workers killed, added and removed while lanes hold back what compression leaves of their gradients: the same bits."""
 
-import json
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from command import TASK_SOURCE, Workplace
 from faults.test_every_phase import LOSS
-from trial import assert_recovered, chaos, told, undisturbed_in
+from trial import assert_runs_end_alike, recovered_forwards, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -44,18 +41,7 @@ class Forgetful(Tiny):
 """
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("compressed"), TASK_SOURCE + FORGETFUL, **KEYS) as place:
-        yield place
-
-
-def assert_nobody_went_back(place: Workplace, document: dict[str, Any]) -> None:
-    """Whoever takes a lane over has what it holds back: no checkpoint is needed, and nothing is done again but the step
-    that only somebody had completed who died before it could give it to the others."""
-    begun = [event["from_step"] for event in told(place, document, "generation")]
-    assert all(later >= earlier - 1 for earlier, later in pairwise(begun)), begun
-    assert not told(place, document, "rollback")
+place = undisturbed_job(TASK_SOURCE + FORGETFUL, **KEYS)
 
 
 SHORT = [
@@ -75,19 +61,13 @@ WHOLE = [
 ]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("script", [SHORT, pytest.param(WHOLE, marks=pytest.mark.long)], ids=len)
-def test_one_loss_in_each_phase_of_one_run(place: Workplace, script: list[str]) -> None:
-    document = chaos(place, *script)
-    assert_recovered(place, document)
-    assert_nobody_went_back(place, document)
+COME_AND_GO = ["remove worker at step 4", "add worker at step 9", "kill worker 0 at step 14"]
 
 
 @pytest.mark.long
-def test_workers_that_come_and_go_take_lanes_over_with_what_they_hold_back(place: Workplace) -> None:
-    document = chaos(place, "remove worker at step 4", "add worker at step 9", "kill worker 0 at step 14")
-    assert_recovered(place, document)
-    assert_nobody_went_back(place, document)
+@pytest.mark.parametrize("script", [SHORT, WHOLE, COME_AND_GO], ids=len)
+def test_whoever_takes_a_lane_over_has_what_it_holds_back(place: Workplace, script: list[str]) -> None:
+    recovered_forwards(place, *script)
 
 
 @pytest.mark.long
@@ -97,9 +77,7 @@ def test_five_losses_in_the_middle_of_an_exchange(place: Workplace, after: str) 
         f"kill worker {worker} at step {step} in exchange after {after}"
         for worker, step in ((1, 5), (1, 6), (2, 9), (2, 10), (0, 13))
     ]
-    document = chaos(place, *script, PAUSE="0.02")
-    assert_recovered(place, document)
-    assert_nobody_went_back(place, document)
+    recovered_forwards(place, *script, PAUSE="0.02")
 
 
 def test_what_is_lost_with_its_host_takes_all_back_to_the_newest_checkpoint(place: Workplace) -> None:
@@ -114,5 +92,4 @@ def test_what_is_lost_with_its_host_takes_all_back_to_the_newest_checkpoint(plac
     assert [event["kind"] for event in events].count("rollback") == 1
     lost = [event for event in events if event["kind"] == "lost"]
     assert any("had held back of the gradients" in event["message"] for event in lost), lost
-    digests = {json.loads((run / "result.json").read_text())["weights_digest"] for run in (place.runs()[0], place.last)}
-    assert len(digests) == 1
+    assert_runs_end_alike(place)

@@ -1,14 +1,12 @@
 """Gangs whose number changes, and one that waits. Two lanes have the same bits on one worker and on two, even here."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from command import TASK_SOURCE, Workplace
-from faults.test_ddp_faults import assert_nobody_went_back
 from faults.test_fewest_workers import crowds
-from trial import assert_recovered, chaos, told, undisturbed_in
+from trial import recovered_forwards, told, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -44,16 +42,11 @@ class Dawdling(Tiny):
 """
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("members"), TASK_SOURCE + DAWDLING, **KEYS) as place:
-        yield place
+place = undisturbed_job(TASK_SOURCE + DAWDLING, **KEYS)
 
 
 def test_from_min_workers_on_survivors_go_on_with_fewer(place: Workplace) -> None:
-    document = chaos(place, "kill worker 1 at step 6 in exchange", REPLACEMENTS="late")
-    assert_recovered(place, document)
-    assert_nobody_went_back(place, document)
+    document = recovered_forwards(place, "kill worker 1 at step 6 in exchange", REPLACEMENTS="late")
     assert crowds(place, document)[:2] == [2, 1]
     (recovery,) = document["recoveries"]
     assert recovery["steps_lost"] == 0
@@ -62,9 +55,7 @@ def test_from_min_workers_on_survivors_go_on_with_fewer(place: Workplace) -> Non
 @pytest.mark.long
 def test_workers_come_and_go_and_a_spare_takes_a_place(place: Workplace) -> None:
     script = ["remove worker at step 4", "add worker at step 9", "kill worker 0 at step 16 in exchange"]
-    document = chaos(place, *script, settings=("spares=1",), PAUSE="0.03")
-    assert_recovered(place, document)
-    assert_nobody_went_back(place, document)
+    document = recovered_forwards(place, *script, settings=("spares=1",), PAUSE="0.03")
     assert [(event["before"], event["workers"]) for event in told(place, document, "resize")] == [(2, 1), (1, 2)]
     assert 1 in crowds(place, document)
     assert crowds(place, document)[-1] == 2

@@ -1,14 +1,13 @@
 """A job whose links are encrypted ends with the bits of one whose links are not, whoever is killed meanwhile."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import TASK_SOURCE, Workplace
-from trial import REFERENCE, assert_recovered, chaos, told, undisturbed_in
+from trial import REFERENCE, recovered, told, undisturbed_in, undisturbed_job
 
 pytestmark = pytest.mark.faults
 
@@ -21,10 +20,7 @@ class Served(Tiny):
 """
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("encrypted"), workers=2, lanes=4) as workplace:
-        yield workplace
+place = undisturbed_job(workers=2, lanes=4)
 
 
 def assert_encrypted(place: Workplace, document: dict[str, Any], member: str) -> None:
@@ -36,8 +32,7 @@ def assert_encrypted(place: Workplace, document: dict[str, Any], member: str) ->
 
 
 def test_a_worker_of_an_encrypted_job_is_killed(place: Workplace) -> None:
-    document = chaos(place, "kill worker 1 at step 3", settings=ENCRYPTED)
-    assert_recovered(place, document)
+    document = recovered(place, "kill worker 1 at step 3", settings=ENCRYPTED)
     assert_encrypted(place, document, "worker-0")
 
 
@@ -52,8 +47,7 @@ def test_an_encrypted_job_ends_with_the_same_bits(place: Workplace) -> None:
 @pytest.mark.long
 def test_the_coordinator_of_an_encrypted_job_is_replaced_and_then_a_worker(place: Workplace) -> None:
     """The new coordinator has a certificate of its own, and the worker that comes later trusts it."""
-    document = chaos(place, "kill coordinator at step 3", "kill worker 1 at step 5", settings=ENCRYPTED)
-    assert_recovered(place, document)
+    document = recovered(place, "kill coordinator at step 3", "kill worker 1 at step 5", settings=ENCRYPTED)
     assert_encrypted(place, document, "worker-0")
 
 
@@ -67,7 +61,6 @@ def test_servers_and_workers_of_an_encrypted_job_are_killed(tmp_path: Path) -> N
     }
     with undisturbed_in(tmp_path, TASK_SOURCE + SERVED, **keys) as place:
         script = ["kill server 1 at step 10 in apply", "kill worker 0 at step 30"]
-        document = chaos(place, *script, settings=ENCRYPTED, PAUSE="0.03")
-        assert_recovered(place, document)
+        document = recovered(place, *script, settings=ENCRYPTED, PAUSE="0.03")
         assert not told(place, document, "rollback")
         assert_encrypted(place, document, "worker-1")

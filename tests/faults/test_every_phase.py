@@ -1,13 +1,12 @@
 """Workers killed in every phase that a fault can name, once and five times in a row: the same bits each time."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from command import Workplace
-from trial import assert_recovered, chaos, firings, told, undisturbed_in
+from trial import firings, recovered, told, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -62,10 +61,7 @@ LATER = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("phases"), **KEYS) as place:
-        yield place
+place = undisturbed_job(**KEYS)
 
 
 def assert_no_step_was_lost_while_somebody_held_it(place: Workplace, document: dict[str, Any]) -> None:
@@ -95,8 +91,7 @@ def test_one_fault_in_each_phase_of_one_run(place: Workplace) -> None:
         LOSS.format(1, 20),
         "kill worker 2 at step 20 in join",
     ]
-    document = chaos(place, *script)
-    assert_recovered(place, document)
+    document = recovered(place, *script)
     assert_no_step_was_lost_while_somebody_held_it(place, document)
     for fault in script:
         phase = fault.partition(" in ")[2] or "data"
@@ -108,8 +103,7 @@ def test_one_fault_in_each_phase_of_one_run(place: Workplace) -> None:
 @pytest.mark.parametrize("phase", list(FIVE_IN_A_ROW))
 def test_five_faults_in_a_row_in_a_phase(place: Workplace, phase: str) -> None:
     script = FIVE_IN_A_ROW[phase]
-    document = chaos(place, *script)
-    assert_recovered(place, document)
+    document = recovered(place, *script)
     assert_no_step_was_lost_while_somebody_held_it(place, document)
     met = [at for fault in script if fault.endswith(f" in {phase}") for at in firings(document, fault)]
     assert [name for _, name in met] == [phase] * 5
@@ -121,7 +115,6 @@ def test_five_faults_in_a_row_in_a_phase(place: Workplace, phase: str) -> None:
 def test_five_faults_in_a_row_in_the_middle_of_a_phase(place: Workplace, phase: str) -> None:
     script = [f"{fault} after {LATER[phase]}" if " in " in fault else fault for fault in FIVE_IN_A_ROW[phase]]
     # A lane takes its time, so that forwards, and the exchanges of those who have fewer lanes, take long.
-    document = chaos(place, *script, PAUSE="0.05")
-    assert_recovered(place, document)
+    document = recovered(place, *script, PAUSE="0.05")
     assert_no_step_was_lost_while_somebody_held_it(place, document)
     assert len(document["recoveries"]) >= 5

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from command import TASK_SOURCE, Workplace
-from trial import assert_recovered, chaos, told, undisturbed_in
+from trial import chaos, recovered, told, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -41,8 +41,7 @@ def crowds(place: Workplace, document: dict[str, Any]) -> list[int]:
 
 @pytest.mark.long
 def test_below_min_workers_training_waits_for_the_replacement(place: Workplace) -> None:
-    document = chaos(place, "kill worker 1 at step 6 in exchange", settings=("min_workers=2",))
-    assert_recovered(place, document)
+    document = recovered(place, "kill worker 1 at step 6 in exchange", settings=("min_workers=2",))
     assert crowds(place, document) == [2, 2]
     (recovery,) = document["recoveries"]
     assert recovery["steps_lost"] == 0
@@ -51,8 +50,7 @@ def test_below_min_workers_training_waits_for_the_replacement(place: Workplace) 
 
 @pytest.mark.long
 def test_from_min_workers_on_training_does_not_wait(place: Workplace) -> None:
-    document = chaos(place, "kill worker 1 at step 6 in exchange", PAUSE="0.1", REPLACEMENTS="1.5")
-    assert_recovered(place, document)
+    document = recovered(place, "kill worker 1 at step 6 in exchange", PAUSE="0.1", REPLACEMENTS="1.5")
     assert crowds(place, document)[:2] == [2, 1]
     (recovery,) = document["recoveries"]
     assert recovery["refill_s"] is None or recovery["refill_s"] >= 1.5 > recovery["reform_s"]
@@ -79,19 +77,17 @@ def test_when_no_replacement_comes_up_a_job_below_min_workers_ends_and_says_so(p
 
 @pytest.mark.long
 def test_when_no_replacement_comes_up_a_job_with_min_workers_left_completes(place: Workplace) -> None:
-    document = chaos(place, "kill worker 1 at step 6 in exchange", PAUSE="0.1", REPLACEMENTS="die")
-    assert_recovered(place, document)
+    document = recovered(place, "kill worker 1 at step 6 in exchange", PAUSE="0.1", REPLACEMENTS="die")
     assert crowds(place, document) == [2, 1]
 
 
 @pytest.mark.long
 def test_survivors_that_wait_for_the_next_fault_do_not_count_as_hung(place: Workplace) -> None:
-    document = chaos(
+    document = recovered(
         place,
         "kill worker 1 at step 4",
         "kill worker 1 at step 5",
         settings=("step_timeout=2",),
         REPLACEMENTS="3.5",
     )
-    assert_recovered(place, document)
     assert [event["worker"] for event in told(place, document, "lost")] == [1, 1]

@@ -1,14 +1,13 @@
 """A bit of one worker's state flips: it is found and named, and the job ends with the bits of the undisturbed one."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from command import Workplace
 from quorate.training.divergence import CYCLE
-from trial import chaos, told, undisturbed_in
+from trial import chaos, told, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -68,18 +67,11 @@ KEYS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("flips"), TASK, **KEYS) as shared:
-        yield shared
+place = undisturbed_job(TASK, **KEYS)
 
 
-@pytest.fixture(scope="module")
-def longer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    """A job with room for a bit that flips at any step of a cycle, after the first of few checkpoints."""
-    keys = KEYS | {"steps": 200, "checkpoint": {"every": 50}, "params": {"waits_at": 110}}
-    with undisturbed_in(tmp_path_factory.mktemp("flips"), TASK, **keys) as shared:
-        yield shared
+longer = undisturbed_job(TASK, **(KEYS | {"steps": 200, "checkpoint": {"every": 50}, "params": {"waits_at": 110}}))
+"""A job with room for a bit that flips at any step of a cycle, after the first of few checkpoints."""
 
 
 def assert_found(place: Workplace, document: dict[str, Any], culprit: int) -> None:

@@ -1,14 +1,13 @@
 """Gradients overflow, and then somebody dies: whoever takes over has the loss scale of those who stay."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from command import TASK_SOURCE, Workplace
 from quorate.observe.screen import summary_rows
-from trial import assert_recovered, chaos, told, undisturbed_in
+from trial import recovered, told, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -24,10 +23,7 @@ KEYS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("fp16"), TASK_SOURCE, **KEYS) as place:
-        yield place
+place = undisturbed_job(TASK_SOURCE, **KEYS)
 
 
 def scales(events: list[dict[str, Any]]) -> dict[int, tuple[float, bool]]:
@@ -57,6 +53,5 @@ def test_overflows_are_told_and_counted(place: Workplace) -> None:
     ],
 )
 def test_kills_leave_the_same_bits_and_the_same_scales(place: Workplace, fault: str) -> None:
-    document = chaos(place, fault)
-    assert_recovered(place, document)
+    document = recovered(place, fault)
     assert scales(told(place, document, "step")) == reference(place)

@@ -1,13 +1,12 @@
 """Workers of a mesh killed and stopped: a replica gives its part to a replacement, and without one all go back to the
 newest checkpoint, in the processes that they have."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from command import Workplace
-from trial import assert_recovered, chaos, told, undisturbed_in
+from trial import recovered, told, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -19,29 +18,19 @@ KEYS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    keys = KEYS | {"workers": 2, "strategy": {"kind": "fsdp", "replicate": 2, "shard": 1}}
-    with undisturbed_in(tmp_path_factory.mktemp("replicas"), **keys) as place:
-        yield place
+replicated = undisturbed_job(**(KEYS | {"workers": 2, "strategy": {"kind": "fsdp", "replicate": 2, "shard": 1}}))
 
 
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    keys = KEYS | {"workers": 2, "strategy": {"kind": "fsdp", "shard": 2}}
-    with undisturbed_in(tmp_path_factory.mktemp("shards"), **keys) as place:
-        yield place
+sharded = undisturbed_job(**(KEYS | {"workers": 2, "strategy": {"kind": "fsdp", "shard": 2}}))
 
 
 def test_a_part_that_has_a_replica_is_copied_from_it(replicated: Workplace) -> None:
-    document = chaos(replicated, "kill worker 1 at step 3 in forward", "kill worker 0 at step 9 in apply")
-    assert_recovered(replicated, document)
+    document = recovered(replicated, "kill worker 1 at step 3 in forward", "kill worker 0 at step 9 in apply")
     assert not told(replicated, document, "rollback")
 
 
 def test_a_part_that_nobody_holds_takes_all_back_to_the_newest_checkpoint(sharded: Workplace) -> None:
-    document = chaos(sharded, "kill worker 1 at step 9 in forward", "kill worker 0 at step 14 in apply")
-    assert_recovered(sharded, document)
+    document = recovered(sharded, "kill worker 1 at step 9 in forward", "kill worker 0 at step 14 in apply")
     saved = {event["step"] for event in told(sharded, document, "checkpoint")}
     first, second = (event["step"] for event in told(sharded, document, "rollback"))
     # The newest may still have been on its way to the disk.
@@ -53,8 +42,7 @@ def test_a_part_that_nobody_holds_takes_all_back_to_the_newest_checkpoint(sharde
 
 @pytest.mark.long
 def test_a_worker_that_hangs_in_a_collective_is_replaced(sharded: Workplace) -> None:
-    document = chaos(sharded, "stop worker 1 at step 7 in forward for 60s", settings=("failure_timeout=2",))
-    assert_recovered(sharded, document)
+    recovered(sharded, "stop worker 1 at step 7 in forward for 60s", settings=("failure_timeout=2",))
 
 
 def test_the_digest_of_a_run_is_that_of_its_last_checkpoint(sharded: Workplace) -> None:

@@ -2,14 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import Workplace, await_condition, parent_of
-from trial import REFERENCE, assert_recovered, chaos, told, undisturbed_in
+from trial import REFERENCE, recovered, told, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
@@ -17,16 +16,12 @@ KEYS: dict[str, Any] = {"steps": 24, "workers": 2, "failure_timeout": 2.0, "chec
 ALLOWED = KEYS["failure_timeout"] + 0.5
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("hung"), **KEYS) as place:
-        yield place
+place = undisturbed_job(**KEYS)
 
 
 @pytest.mark.parametrize("phase", ["exchange", "forward", "checkpoint"])
 def test_a_worker_that_is_stopped_for_ever_is_out_in_time(place: Workplace, phase: str) -> None:
-    document = chaos(place, f"stop worker 1 at step 8 in {phase} for 60s")
-    assert_recovered(place, document)
+    document = recovered(place, f"stop worker 1 at step 8 in {phase} for 60s")
     stopped = document["faults"][0]["firings"][0]["pid"]
     assert not Path(f"/proc/{stopped}").exists()
     (loss,) = told(place, document, "lost")

@@ -10,7 +10,7 @@ import pytest
 from command import Workplace
 from docs.test_own_loop_patterns import BEGINNING, PATTERNS
 from own_loop import loops_as_written
-from trial import assert_recovered, chaos, undisturbed_in
+from trial import recovered, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.usefixtures("unmeasured")]
 
@@ -31,8 +31,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_killed_workers_leave_the_bits_as_they_are(place: Workplace, workers: int) -> None:
-    document = chaos(place, *FAULTS, settings=(f"workers={workers}",))
-    assert_recovered(place, document)
+    recovered(place, *FAULTS, settings=(f"workers={workers}",))
 
 
 def test_a_run_that_ended_within_an_epoch_goes_on_with_another_number_of_workers(place: Workplace) -> None:

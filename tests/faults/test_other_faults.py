@@ -1,12 +1,11 @@
 """Whatever else can fail besides a worker, by the real command: coordinator, launcher, and workers that come and go."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from command import Workplace, in_step
-from trial import chaos, held_until_saved, told, undisturbed_in
+from trial import chaos, held_until_saved, told, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -18,10 +17,7 @@ KEYS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("others"), **KEYS) as shared:
-        yield shared
+place = undisturbed_job(**KEYS)
 
 
 def assert_same(place: Workplace, document: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from command import Workplace
 from examples.test_ported import KEYS, PORTED
-from trial import assert_recovered, chaos, firings, undisturbed_in
+from trial import firings, recovered, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.usefixtures("unmeasured")]
 
@@ -34,7 +34,6 @@ def test_a_killed_worker_leaves_the_bits_as_they_are(place: Workplace, workers: 
         f"kill worker {workers - 1} at step {middle} in forward",
         f"kill worker 0 at step {total - 1} in exchange",
     ]
-    document = chaos(place, *faults, settings=(f"workers={workers}",))
-    assert_recovered(place, document)
+    document = recovered(place, *faults, settings=(f"workers={workers}",))
     assert firings(document, faults[0]) == [(middle, "forward")]
     assert firings(document, faults[1]) == [(total - 1, "exchange")]

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from command import TASK_SOURCE, Workplace
 from quorate.checkpoint.store import CheckpointFolder
 from small_disk import small_disk
-from trial import REFERENCE, assert_recovered, chaos, told, undisturbed_in
+from trial import REFERENCE, chaos, recovered, told, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.usefixtures("unmeasured")]
 
@@ -34,10 +34,7 @@ assert SOURCE != TASK_SOURCE
 MOMENTS = ("1ms", "5ms", "15ms", "40ms", "80ms")
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("saving"), SOURCE, **KEYS) as place:
-        yield place
+place = undisturbed_job(SOURCE, **KEYS)
 
 
 def checkpoints_of(place: Workplace, run: str) -> CheckpointFolder:
@@ -63,16 +60,14 @@ def assert_saved_later(place: Workplace, document: dict[str, Any], after: int) -
 def test_writers_killed_while_they_save(place: Workplace, after: str) -> None:
     """The one that commits, and the others, one after the other."""
     faults = [f"kill worker {worker} at step {step} in checkpoint after {after}" for worker, step in ((1, 3), (0, 6))]
-    document = chaos(place, *faults)
-    assert_recovered(place, document)
+    document = recovered(place, *faults)
     assert_saved_later(place, document, 6)
     assert_only_whole_ones(checkpoints_of(place, document["run"]))
 
 
 @pytest.mark.parametrize("after", MOMENTS)
 def test_all_killed_while_they_save(place: Workplace, after: str) -> None:
-    document = chaos(place, f"kill all at step 9 in checkpoint after {after}")
-    assert_recovered(place, document)
+    document = recovered(place, f"kill all at step 9 in checkpoint after {after}")
     begun = [event["from_step"] for event in told(place, document, "generation")]
     assert begun[0] == 0
     assert begun[1] in (6, 9), "it goes on from the last whole one"

@@ -1,13 +1,12 @@
 """Servers of a synchronous job killed, asked to leave, added and removed, also while others are: the same bits."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import TASK_SOURCE, Workplace
-from trial import assert_recovered, assert_replicas_sufficed, chaos, told, undisturbed_in
+from trial import assert_replicas_sufficed, chaos, recovered, told, undisturbed_in, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.usefixtures("unmeasured")]
 
@@ -48,10 +47,7 @@ KEYS: dict[str, Any] = {
 EVERYBODY = ("server 0", "server 1", "server 2", "worker 0", "worker 1")
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("served"), TASK_SOURCE + PLAIN, **KEYS) as place:
-        yield place
+place = undisturbed_job(TASK_SOURCE + PLAIN, **KEYS)
 
 
 def test_others_are_killed_while_a_server_hands_over(place: Workplace) -> None:
@@ -62,8 +58,7 @@ def test_others_are_killed_while_a_server_hands_over(place: Workplace) -> None:
         "remove server at step 50",
         "kill worker 0 at step 51",
     ]
-    document = chaos(place, *script, PAUSE="0.03")
-    assert_recovered(place, document)
+    document = recovered(place, *script, PAUSE="0.03")
     assert_replicas_sufficed(place, document)
 
 
@@ -78,8 +73,7 @@ def test_servers_on_a_device_are_killed_and_the_job_ends_with_the_bits_of_the_ri
     """The device is the CPU, as one whose memory is not the host's."""
     with undisturbed_in(tmp_path, TASK_SOURCE + PLAIN + AWAY, **KEYS) as place:
         script = ["kill server 1 at step 10 in apply", "kill worker 0 at step 30", "kill server 0 at step 50"]
-        document = chaos(place, *script, PAUSE="0.03")
-        assert_recovered(place, document)
+        document = recovered(place, *script, PAUSE="0.03")
         assert_replicas_sufficed(place, document)
         ring = place.train("--json", "--set", "strategy=ring").document
         assert ring["weights_digest"] == document["digest"]

@@ -1,16 +1,13 @@
 """Workers and servers killed in a job whose gradients and answers are compressed: the same bits, and no way back."""
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from command import TASK_SOURCE, Workplace
-from faults.test_compressed_faults import assert_nobody_went_back
 from faults.test_every_phase import LOSS
 from schemas import validate
-from trial import assert_recovered, assert_replicas_sufficed, chaos, undisturbed_in
+from trial import assert_replicas_sufficed, assert_runs_end_alike, recovered, recovered_forwards, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -47,10 +44,7 @@ class FragileSgd(torch.optim.SGD):
 """
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("served"), TASK_SOURCE + FRAGILE, **KEYS) as place:
-        yield place
+place = undisturbed_job(TASK_SOURCE + FRAGILE, **KEYS)
 
 
 def test_bytes_are_told_both_ways(place: Workplace) -> None:
@@ -73,9 +67,7 @@ def test_workers_are_lost_in_each_phase(place: Workplace) -> None:
         LOSS.format(1, 17),
         "kill worker 0 at step 17 in copy",
     ]
-    document = chaos(place, *script)
-    assert_recovered(place, document)
-    assert_nobody_went_back(place, document)
+    recovered_forwards(place, *script)
 
 
 @pytest.mark.long
@@ -86,8 +78,7 @@ def test_servers_are_lost_between_and_beside_workers(place: Workplace) -> None:
         "kill server 1 at step 13",
         "kill server 0 at step 18 in checkpoint",
     ]
-    document = chaos(place, *script)
-    assert_recovered(place, document)
+    document = recovered(place, *script)
     assert_replicas_sufficed(place, document)
 
 
@@ -104,5 +95,4 @@ def test_a_server_that_dies_in_an_update_leaves_all_to_its_replica(place: Workpl
     events = place.events()
     assert not [event for event in events if event["kind"] == "rollback"]
     assert [event for event in events if event["kind"] == "lost"]
-    digests = {json.loads((run / "result.json").read_text())["weights_digest"] for run in (place.runs()[0], place.last)}
-    assert len(digests) == 1
+    assert_runs_end_alike(place)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from command import TASK_SOURCE, Workplace
-from trial import assert_recovered, chaos, told, undisturbed_in
+from trial import recovered, told, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -73,8 +73,7 @@ def test_it_is_told_once_and_kept(place: Workplace) -> None:
     ],
 )
 def test_kills_around_a_step_that_ran_out_leave_the_same_bits(place: Workplace, fault: str) -> None:
-    document = chaos(place, fault)
-    assert_recovered(place, document)
+    document = recovered(place, fault)
     assert shortages(told(place, document, "out_of_memory")) == SHORTAGES
 
 

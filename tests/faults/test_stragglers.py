@@ -1,12 +1,11 @@
 """A worker that becomes slow: it is named and never lost, and lanes can move away from it, all to the same bits."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from command import Workplace
-from trial import chaos, told, undisturbed_in
+from trial import chaos, told, undisturbed_job
 
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
@@ -15,10 +14,7 @@ SLOW = "slow worker 1 4x from step 5"
 PAUSE = "0.012"
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("slow"), **KEYS) as place:
-        yield place
+place = undisturbed_job(**KEYS)
 
 
 def assert_undamaged(place: Workplace, document: dict[str, Any]) -> None:

@@ -14,16 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.reference import bits, reference_sum, wide_values
+from collectives.rings import meeting
 from gpu.host_memory import HostMemory
-from quorate.collectives.endpoint import Endpoint, Listeners
+from quorate.collectives.endpoint import Endpoint
 from quorate.collectives.memory import DeviceMemory, GradientMemory, NotShareable, zeros
 from quorate.collectives.reduction import Reduction
 from quorate.core.errors import GenerationOver, LinkError
-from quorate.core.generation import Generation, GenerationId, Member
 from quorate.cuda.reduction import DeviceReduction, Staged, connect_devices
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.wire.handshake import Credentials
-from wire.pairs import open_descriptors, within
+from wire.pairs import open_descriptors
 
 Met = list[tuple[Reduction, GradientMemory]]
 
@@ -41,28 +40,19 @@ PLAN = plan_of((1001, torch.float32), (7, torch.float32))
 @contextmanager
 def workers(hosting: Sequence[range], plan: Sequence[Bucket], *devices: DeviceMemory) -> Iterator[Met]:
     """Workers of one host that have met; `devices` are those of the first, the others have plain ones."""
-    listeners = [Listeners.bind("127.0.0.1", shares_memory=True) for _ in hosting]
-    members = tuple(
-        Member(10 + position, one.network.address, hosting[position], one.local_address)
-        for position, one in enumerate(listeners)
-    )
-    generation = Generation(GenerationId(1, 1), members)
 
-    def join(position: int) -> tuple[Reduction, GradientMemory]:
-        credentials = Credentials("token", members[position].worker, generation.id)
-        endpoint = Endpoint(generation, credentials, listeners[position], within(100), within(100))
+    def join(position: int, endpoint: Endpoint) -> tuple[Reduction, GradientMemory]:
         device = devices[position] if position < len(devices) else HostMemory()
         return connect_devices(endpoint, plan, device, zeros)
 
-    with ThreadPoolExecutor(len(hosting)) as threads:
-        met = list(threads.map(join, range(len(hosting))))
-    try:
-        yield met
-    finally:
-        for reduction, _ in met:
-            reduction.close()
-        for listener in listeners:
-            listener.close()
+    with meeting(hosting) as endpoints:
+        with ThreadPoolExecutor(len(hosting)) as threads:
+            met = list(threads.map(join, range(len(hosting)), endpoints))
+        try:
+            yield met
+        finally:
+            for reduction, _ in met:
+                reduction.close()
 
 
 def everywhere(met: Met, work: Callable[[Reduction, GradientMemory], object]) -> list[object]:
@@ -232,24 +222,13 @@ def test_whoever_waits_for_one_that_does_not_answer_notices_the_end_of_the_gener
             raise GenerationOver("another generation has been formed")
         return 1.0
 
-    listeners = [Listeners.bind("127.0.0.1", shares_memory=True) for _ in range(2)]
-    members = tuple(
-        Member(i, one.network.address, range(i, i + 1), one.local_address) for i, one in enumerate(listeners)
-    )
-    generation = Generation(GenerationId(1, 1), members)
+    def join(endpoint: Endpoint) -> None:
+        connect_devices(endpoint, PLAN, Hanging() if endpoint.position else HostMemory(), zeros)
 
-    def join(position: int) -> None:
-        credentials = Credentials("token", position, generation.id)
-        endpoint = Endpoint(generation, credentials, listeners[position], deadline, within(100))
-        connect_devices(endpoint, PLAN, Hanging() if position else HostMemory(), zeros)
-
-    with ThreadPoolExecutor(2) as threads:
-        joined = [threads.submit(join, position) for position in range(2)]
-        for one in joined:
+    with meeting([range(1), range(1, 2)], deadline=deadline) as endpoints, ThreadPoolExecutor(2) as threads:
+        for one in [threads.submit(join, endpoint) for endpoint in endpoints]:
             with pytest.raises(LinkError):
                 one.result(timeout=60)
-    for listener in listeners:
-        listener.close()
 
 
 def test_only_the_memory_of_the_devices_is_summed() -> None:

@@ -1,6 +1,5 @@
 """Workers in processes of their own that share the memory of a device, here the host's, and one that is killed."""
 
-import multiprocessing
 import os
 import select
 import signal
@@ -11,6 +10,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
+from collectives.forked import Forked
 from collectives.reference import bits, reference_sum, wide_values
 from gpu.host_memory import HostMemory
 from quorate.collectives.endpoint import Endpoint, Listeners
@@ -27,7 +27,6 @@ VALUES = wide_values(4, NUMEL, seed=3)
 EXPECTED = bits(reference_sum(VALUES))
 PLAN = plan_buckets([TensorShape("t", "torch.float32", 4, NUMEL)], bucket_mb=1)
 VICTIM = 1
-FORK = multiprocessing.get_context("fork")
 
 
 class Mortal(HostMemory):
@@ -100,29 +99,12 @@ def run_worker(position: int, device: str, launcher: Connection) -> None:
     launcher.send(f"descriptors {len(open_descriptors()) - before:+}")
 
 
-class Worker:
-    def __init__(self, position: int, device: str) -> None:
-        self.ours, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=run_worker, args=(position, device, theirs))
-        self.process.start()
-        theirs.close()
-
-    def hear(self) -> str:
-        assert self.ours.poll(60), "the process said nothing"
-        said: str = self.ours.recv()
-        return said
-
+class Worker(Forked):
     def die(self) -> None:
         pidfd = os.pidfd_open(self.process.pid or 0)
         os.kill(self.process.pid or 0, signal.SIGKILL)
         assert select.select([pidfd], [], [], 60)[0], "a killed process ends"
         os.close(pidfd)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.process.close()
-        self.ours.close()
 
 
 @pytest.fixture
@@ -131,7 +113,7 @@ def start() -> Iterator[Callable[..., list[Worker]]]:
     started: list[Worker] = []
 
     def start(*devices: str) -> list[Worker]:
-        started.extend(Worker(position, device) for position, device in enumerate(devices))
+        started.extend(Worker(run_worker, position, device) for position, device in enumerate(devices))
         addresses = [worker.ours.recv() for worker in started]
         for worker in started:
             worker.ours.send(addresses)

@@ -247,27 +247,6 @@ def test_workers_without_samples_commit_the_same_buffers(task: type[Task], tmp_p
     assert len(set(digests.values())) == 1, digests
 
 
-def test_a_request_to_any_worker_to_stop_is_everyones(tmp_path: Path) -> None:
-    spec = gang.job(bit_tasks.Regression)
-    ended = gang.train(bit_tasks.Regression, spec, 4, tmp_path, stop_at=2)
-    assert ended.ending == "interrupted"
-    assert len(ended.digests) == 4
-    assert ended.digest
-
-
-def test_a_loss_that_is_not_finite_in_one_worker_ends_all_with_the_same_words(tmp_path: Path) -> None:
-    ended = gang.train(NotFinite, gang.job(NotFinite), 3, tmp_path)
-    assert {failure.kind for failure in ended.failures} == {"LossError"}
-    assert len({failure.message for failure in ended.failures}) == 1
-    assert len(ended.failures) == 3
-
-
-class NotFinite(bit_tasks.Regression):
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        loss = super().loss(model, batch)
-        return loss * math.nan if bool((batch[1] > 1.5).any()) else loss
-
-
 def test_closing_lets_the_parameters_go() -> None:
     alone = Alone()
     alone.gradients.announce(lambda _: None)

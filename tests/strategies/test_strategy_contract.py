@@ -13,9 +13,10 @@ from torch import nn
 
 import gang
 from bits.bit_tasks import Momentum, Points
-from quorate.collectives.endpoint import Endpoint, Listeners
+from collectives.rings import meeting
+from quorate.collectives.endpoint import Endpoint
 from quorate.core.errors import LeaseExpired, LinkError, LossError
-from quorate.core.generation import Generation, GenerationId, Member, Role
+from quorate.core.generation import Role
 from quorate.data.ledger import Tally
 from quorate.data.sampler import LaneSampler
 from quorate.lanes.chunks import host_lanes
@@ -23,15 +24,13 @@ from quorate.replica.gradients import Gradients
 from quorate.replica.losses import LossSum
 from quorate.replica.replica import Replica
 from quorate.replica.state_watch import StateWatch
-from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
+from quorate.strategies.kinds import Connection, Holdings, strategy_factory
+from quorate.task.progress import Progress
 from quorate.task.task import configure
 from quorate.training.activity import Activity
 from quorate.training.lane import LaneResult
 from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
 from quorate.training.update import Update
-from quorate.wire.handshake import Credentials
-from strategies.toy_strategy import ToyFactory, ToyServer
-from wire.pairs import within
 
 LANES = 3
 SAMPLES = 4
@@ -50,31 +49,39 @@ class Normed(Momentum):
 class Kind:
     name: str
     workers: int
+    links: str = "shm"
 
     @property
-    def has_server(self) -> bool:
-        return self.name == "toy"
+    def servers(self) -> int:
+        return 2 if self.name == "parameter-server" else 0
 
     @property
-    def strategy(self) -> str:
-        return "ddp" if self.name == "ddp" else "ring"
+    def strategy(self) -> dict[str, Any]:
+        return {"kind": self.name} | ({"servers": 2, "replicas": 2} if self.servers else {})
 
 
-KINDS = [Kind("shm", 1), Kind("shm", 3), Kind("tcp", 2), Kind("toy", 1), Kind("toy", 3)]
+RING = Kind("ring", 1)
+KINDS = [RING, Kind("ring", 3), Kind("ring", 2, "tcp"), *(Kind("parameter-server", n) for n in (1, 3))]
+KINDS.append(Kind("parameter-server", 2, "tcp"))
 GANGS = [Kind("ddp", 1), Kind("ddp", 2), Kind("ddp", 3)]
 """With bits that depend on the number of workers."""
+NAMES = "{0.name}-{0.workers}-{0.links}".format
 
 
 class Worker:
     """A worker's replica, and its strategy once it is connected."""
 
+    """Or a server, which hosts no lane and does the same."""
+
     strategy: Strategy
     gradients: Gradients
 
-    def __init__(self, strategy: str = "ring") -> None:
-        self.spec = gang.job(Normed, lanes=LANES, batch_size=LANES * SAMPLES, clip_norm=10.0, strategy=strategy)
+    def __init__(self, kind: Kind, role: Role) -> None:
+        keys: dict[str, Any] = {"lanes": LANES, "batch_size": LANES * SAMPLES, "clip_norm": 10.0}
+        self.spec = gang.job(Normed, strategy=kind.strategy, **keys)
         self.task = configure(Normed, {}, "test", self.spec.seed)
         self.replica = Replica(self.task, self.spec)
+        self.factory = strategy_factory(self.spec, self.replica, Holdings(role=role))
         self.before_change: Callable[[], None] = gang.no_trouble
         self.loss_factor = 1.0
 
@@ -113,39 +120,21 @@ class Worker:
 
 def endpoints(kind: Kind, stack: ExitStack, hosting: Sequence[range] | None = None) -> list[Endpoint]:
     hosting = hosting or host_lanes(LANES, kind.workers)
-    listeners = [Listeners.bind("127.0.0.1", shares_memory=kind.name in ("shm", "ddp")) for _ in hosting]
-    for listener in listeners:
-        stack.callback(listener.close)
-    members = [
-        Member(10 + i, each.network.address, lanes, each.local_address)
-        for i, (each, lanes) in enumerate(zip(listeners, hosting, strict=True))
-    ]
-    if kind.has_server:
-        members.append(Member(20, "the server", range(0), role=Role.SERVER))
-    generation = Generation(GenerationId(1, 1), tuple(members))
-    return [
-        Endpoint(generation, Credentials("token", 10 + i, generation.id), each, within(100), within(100))
-        for i, each in enumerate(listeners)
-    ]
+    return stack.enter_context(meeting(hosting, servers=kind.servers, shares_memory=kind.links == "shm"))
 
 
 @contextmanager
 def connected(kind: Kind) -> Iterator[list[Worker]]:
-    workers = [Worker(kind.strategy) for _ in range(kind.workers)]
+    workers = [Worker(kind, Role.WORKER) for _ in range(kind.workers)]
+    workers += [Worker(kind, Role.SERVER) for _ in range(kind.servers)]
+
+    def connect(worker: Worker, endpoint: Endpoint) -> Connection:
+        connection = worker.factory.connect(endpoint)
+        connection.align(Progress(), Activity(lambda *_: None), lambda _: None)
+        return connection
+
     with ExitStack() as stack:
-        server = ToyServer(kind.workers) if kind.has_server else None
-        if server is not None:
-            stack.callback(server.join)
-
-        def connect(worker: Worker, endpoint: Endpoint) -> Connection:
-            factory: StrategyFactory = (
-                strategy_factory(worker.spec, worker.replica)
-                if server is None
-                else ToyFactory(worker.spec, worker.replica, server)
-            )
-            return factory.connect(endpoint)
-
-        with ThreadPoolExecutor(kind.workers) as threads:
+        with ThreadPoolExecutor(len(workers)) as threads:
             connections = list(threads.map(connect, workers, endpoints(kind, stack)))
         for worker, connection in zip(workers, connections, strict=True):
             stack.callback(connection.close)
@@ -154,6 +143,10 @@ def connected(kind: Kind) -> Iterator[list[Worker]]:
             stack.callback(worker.__dict__.clear)  # an update knows its worker: in a circle its memory would stay
         del connections, connection, worker
         yield workers
+
+
+def that_train(workers: list[Worker]) -> list[Worker]:
+    return [worker for worker in workers if worker.strategy.hosted]
 
 
 def everywhere(workers: list[Worker], work: Callable[[Worker], T]) -> list[T]:
@@ -176,39 +169,48 @@ def known(outcome: Agreement) -> Any:
     return agreed.samples, str(agreed.tally), losses, agreed.log, agreed.request, outcome.norms
 
 
-@pytest.fixture(params=[*KINDS, *GANGS], ids=lambda kind: f"{kind.name}-{kind.workers}")
+@pytest.fixture(params=[*KINDS, *GANGS], ids=NAMES)
 def workers(request: pytest.FixtureRequest) -> Iterator[list[Worker]]:
     with connected(request.param) as workers:
         yield workers
 
 
-def test_all_kinds_come_to_the_same_bits_on_any_number_of_workers() -> None:
-    outcomes, digests = [], set()
-    for kind in KINDS:
-        with connected(kind) as workers:
-            for step in (1, 2, 3):
-                everyone = everywhere(workers, lambda worker, step=step: worker.step(step))  # type: ignore[misc]
-            outcomes += [known(outcome) for outcome in everyone]
-            digests |= {worker.replica.weights_digest() for worker in workers}
+def after_three_steps(kind: Kind) -> tuple[str, Any]:
+    """The weights, and what is known of the last step."""
+    with connected(kind) as workers:
+        for step in (1, 2, 3):
+            everyone = everywhere(workers, lambda worker, step=step: worker.step(step))  # type: ignore[misc]
+        trained = that_train(workers)
+        outcomes = [known(outcome) for outcome in everyone[: len(trained)]]
+        digests = {worker.replica.weights_digest() for worker in trained}
     assert len(digests) == 1
     assert all(outcome == outcomes[0] for outcome in outcomes)
+    return digests.pop(), outcomes[0]
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=NAMES)
+def test_all_kinds_come_to_the_same_bits_on_any_number_of_workers(kind: Kind) -> None:
+    assert after_three_steps(kind) == after_three_steps(RING)
 
 
 def test_each_lane_has_one_host(workers: list[Worker]) -> None:
     assert [lane for worker in workers for lane in worker.strategy.hosted] == list(range(LANES))
-    assert [worker.strategy.worker for worker in workers] == list(range(10, 10 + len(workers)))
+    assert [worker.strategy.worker for worker in that_train(workers)] == list(range(10, 10 + len(that_train(workers))))
 
 
 def test_what_one_worker_is_asked_all_are(workers: list[Worker]) -> None:
     request = StepRequest("interrupted", Save.BEGIN)
-    everyone = everywhere(workers, lambda w: w.step(1, request if w is workers[-1] else None))
+    asked = that_train(workers)[-1]
+    everyone = everywhere(workers, lambda w: w.step(1, request if w is asked else None))
     assert [outcome.request for outcome in everyone] == [request] * len(workers)
 
 
 def test_payloads_are_gathered_in_lane_order(workers: list[Worker]) -> None:
-    everyone = everywhere(workers, lambda w: w.strategy.gather(1, str(w.strategy.hosted.start).encode()))
-    starts = tuple(str(worker.strategy.hosted.start).encode() for worker in workers)
-    assert everyone == [starts] * len(workers)
+    told = [str(worker.strategy.hosted.start).encode() if worker.strategy.hosted else b"" for worker in workers]
+    everyone = everywhere(workers, lambda w: w.strategy.gather(1, told[workers.index(w)]))
+    assert len(set(everyone)) == 1
+    assert sorted(everyone[0]) == sorted(told)
+    assert [payload for payload in everyone[0] if payload] == [payload for payload in told if payload]
 
 
 def test_without_a_lease_nothing_changes(workers: list[Worker]) -> None:
@@ -218,15 +220,19 @@ def test_without_a_lease_nothing_changes(workers: list[Worker]) -> None:
     def work(worker: Worker) -> tuple[BaseException | None, bool]:
         before = worker.replica.weights_digest()
         worker.before_change = refuse
-        return error_of(lambda: worker.step(1)), worker.replica.weights_digest() == before
+        error = error_of(lambda: worker.step(1))
+        if not worker.strategy.hosted:
+            worker.strategy.close()  # workers wait for what a server would have told them
+        return error, worker.replica.weights_digest() == before
 
-    for error, is_unchanged in everywhere(workers, work):
-        assert isinstance(error, LeaseExpired)
-        assert is_unchanged
+    told = everywhere(workers, work)
+    waits = LinkError if len(that_train(workers)) < len(workers) else LeaseExpired
+    assert all(isinstance(error, LeaseExpired | waits) and is_unchanged for error, is_unchanged in told)
+    assert any(isinstance(error, LeaseExpired) for error, _ in told)
 
 
 def test_a_loss_that_is_not_finite_raises_everywhere_before_anything_changes(workers: list[Worker]) -> None:
-    workers[-1].loss_factor = math.nan
+    that_train(workers)[-1].loss_factor = math.nan
 
     def work(worker: Worker) -> tuple[str, bool]:
         before = worker.replica.weights_digest()

@@ -1,5 +1,6 @@
 """Links in pairs, and waits, for tests of everything that uses links."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,18 @@ GENERATION = GenerationId(3, 7)
 def within(seconds: float) -> Deadline:
     end = time.monotonic() + seconds
     return lambda: end - time.monotonic()
+
+
+class Waiting:
+    """A deadline that tells when it is first asked: from then on somebody waits."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self.begun = threading.Event()
+        self._deadline = deadline
+
+    def __call__(self) -> float:
+        self.begun.set()
+        return self._deadline()
 
 
 def credentials(

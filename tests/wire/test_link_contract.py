@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from children import in_child
 from memory_link import memory_link_pair
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire.link import Deadline, Link, Tag
-from wire.pairs import GENERATION, shared_pair, tcp_pair, tls_pair, within
+from quorate.wire.link import Link, Tag
+from wire.pairs import GENERATION, Waiting, shared_pair, tcp_pair, tls_pair, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
 LARGE = 32 * 2**20  # More than a socket's buffers hold, or shared memory.
@@ -33,24 +34,6 @@ def links(request: pytest.FixtureRequest) -> Iterator[Links]:
     yield pair
     for link in pair:
         link.close()
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
-
-
-class Waiting:
-    """A deadline that tells when it is first asked: from then on somebody waits."""
-
-    def __init__(self, deadline: Deadline) -> None:
-        self.begun = threading.Event()
-        self._deadline = deadline
-
-    def __call__(self) -> float:
-        self.begun.set()
-        return self._deadline()
 
 
 @pytest.mark.parametrize("payload", [b"abc", bytearray(b"abc"), memoryview(b"abc"), b"", b"x" * 100_000])
@@ -210,6 +193,18 @@ def test_an_error_of_the_deadline_passes_through(links: Links) -> None:
     with pytest.raises(LeaseExpired, match=r"4\.0 s"):
         links[1].receive(TAG, expired)
     assert_closed(links[1])
+
+
+@pytest.mark.parametrize("links", [name for name in PAIRS if name != "memory"], indirect=True)
+def test_in_a_forked_child_it_is_closed_and_leaves_the_parents_alone(links: Links) -> None:
+    def work() -> None:
+        with pytest.raises(PeerLost, match="closed on this side"):
+            links[0].send(TAG, b"", within(100))
+        links[0].close()
+
+    assert in_child(work) == 0
+    links[0].send(TAG, b"still here", within(100))
+    assert links[1].receive(TAG, within(100)) == b"still here"
 
 
 def assert_closed(link: Link) -> None:

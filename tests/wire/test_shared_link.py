@@ -25,6 +25,7 @@ from quorate.wire.shared_link import SLOT, SLOTS, SharedLink, connect_shared
 from quorate.wire.shared_memory import Doorbell, Segment
 from wire.pairs import (
     GENERATION,
+    Waiting,
     accept_shared,
     credentials,
     listening_locally,
@@ -50,12 +51,6 @@ def nothing_is_left_behind() -> Iterator[None]:
     yield
     assert open_descriptors() <= descriptors
     assert mappings() <= mapped
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
 
 
 class Far:
@@ -118,14 +113,9 @@ def test_a_frame_that_the_memory_holds_waits_for_nobody_and_a_larger_one_for_the
     ours, theirs = shared_pair()
     payload = os.urandom(SLOT * SLOTS)
     ours.send(TAG, payload, within(100))
-    waiting = threading.Event()
-
-    def deadline() -> float:
-        waiting.set()
-        return 5
-
-    sending = threads.submit(ours.send, TAG, b"one more", deadline)
-    assert waiting.wait(60)
+    waiting = Waiting(within(5))
+    sending = threads.submit(ours.send, TAG, b"one more", waiting)
+    assert waiting.begun.wait(60)
     assert not sending.done()
     assert theirs.receive(TAG, within(100)) == payload
     assert theirs.receive(TAG, within(100)) == b"one more"
@@ -283,25 +273,6 @@ def test_a_peer_that_passes_something_else_is_refused_and_nothing_of_it_kept(
             accepting.result(60)
 
 
-def test_a_link_in_a_forked_child_is_closed_and_leaves_the_parents_alone() -> None:
-    ours, theirs = shared_pair()
-    child = os.fork()
-    if child == 0:
-        try:
-            ours.send(TAG, b"", within(100))
-        except PeerLost as error:
-            ours.close()
-            os._exit(0 if "closed on this side" in str(error) else 2)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    ours.send(TAG, b"still here", within(100))
-    assert theirs.receive(TAG, within(100)) == b"still here"
-    ours.close()
-    theirs.close()
-
-
 def stop_at_copy(number: int, told: int) -> None:
     """Have this process stand still within a transfer, once it has said so."""
     copy, count = shared_link._copy, iter(range(1, number + 1))
@@ -342,18 +313,13 @@ def test_a_worker_killed_within_a_large_transfer_is_lost_at_once(does: str, comp
             run_worker(listener.address, does, company, tells)
         os.close(tells)
         link = accept_shared(listener, credentials(1), 0, within(100))
-    waiting = threading.Event()
-
-    def deadline() -> float:
-        waiting.set()
-        return 100
-
+    waiting = Waiting(within(100))
     payload = bytearray(SLOT * SLOTS * 10)
     try:
         with ThreadPoolExecutor(1) as thread:
-            transfer = thread.submit(link.receive_into if does == "sends" else link.send, TAG, payload, deadline)
+            transfer = thread.submit(link.receive_into if does == "sends" else link.send, TAG, payload, waiting)
             assert os.read(hears, 1) == b".", "it never came to the middle of the transfer"
-            assert waiting.wait(60)
+            assert waiting.begun.wait(60)
             wait_until(lambda: sleeps(worker))
             os.kill(worker, signal.SIGKILL)
             killed = time.monotonic()

@@ -23,12 +23,6 @@ LIMIT = 1.0
 PATIENCE = 60.0
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
 @contextmanager
 def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -10,7 +10,6 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -23,19 +22,20 @@ from quorate.wire import reception, stream
 from quorate.wire.link import HEADER_SIZE, Tag, checksum_of, encode_header
 from quorate.wire.stream import LOW_WATER
 from quorate.wire.tcp import Listener, TcpLink, connect
-from wire.pairs import GENERATION, credentials, listening, open_descriptors, tcp_pair, wait_until, within
+from wire.pairs import GENERATION, Waiting, credentials, listening, open_descriptors, tcp_pair, wait_until, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
 def knock(listener: Listener) -> socket.socket:
     return socket.create_connection(split_address(listener.address))
+
+
+def bare_end_and_link() -> tuple[socket.socket, TcpLink]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        link = TcpLink(server.accept()[0], "worker 0")
+    return far, link
 
 
 def has_ipv6() -> bool:
@@ -92,15 +92,10 @@ def test_a_wait_for_a_worker_that_never_comes_ends_with_the_deadline() -> None:
 
 
 def test_closing_a_listener_ends_the_wait_for_a_peer(threads: ThreadPoolExecutor) -> None:
-    waiting = threading.Event()
-
-    def deadline() -> float:
-        waiting.set()
-        return 60
-
+    waiting = Waiting(within(60))
     with listening() as listener:
-        accepting = threads.submit(listener.accept, credentials(1), 0, deadline)
-        assert waiting.wait(60)
+        accepting = threads.submit(listener.accept, credentials(1), 0, waiting)
+        assert waiting.begun.wait(60)
         listener.close()
         with pytest.raises(PeerLost, match="worker 0 is gone: the link was closed on this side"):
             accepting.result(60)
@@ -182,9 +177,7 @@ def test_a_worker_that_does_not_fit_is_told_so_and_named_when_the_wait_is_over(
     ],
 )
 def test_bytes_that_are_no_frame_are_refused(sent: bytes, told: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        far = socket.create_connection(server.getsockname())
-        link = TcpLink(server.accept()[0], "worker 0")
+    far, link = bare_end_and_link()
     with far:
         far.sendall(sent)
         with pytest.raises(FrameError, match=told):
@@ -194,9 +187,7 @@ def test_bytes_that_are_no_frame_are_refused(sent: bytes, told: str) -> None:
 
 
 def test_a_frame_that_breaks_off_says_how_much_came() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        far = socket.create_connection(server.getsockname())
-        link = TcpLink(server.accept()[0], "worker 0")
+    far, link = bare_end_and_link()
     far.sendall(encode_header(TAG, 10) + b"abcd")
     far.close()
     with pytest.raises(PeerLost, match=r"worker 0 is gone: it closed the connection \(4 of 10 bytes came\)"):
@@ -257,14 +248,9 @@ def test_a_small_frame_after_a_large_one_is_not_waited_for_longer(threads: Threa
     receiving = threads.submit(theirs.receive_into, TAG, large, within(100))
     ours.send(TAG, bytes(len(large)), within(100))
     receiving.result(60)
-    waiting = threading.Event()
-
-    def deadline() -> float:
-        waiting.set()
-        return 60
-
-    small = threads.submit(theirs.receive, TAG, deadline)
-    assert waiting.wait(60)
+    waiting = Waiting(within(60))
+    small = threads.submit(theirs.receive, TAG, waiting)
+    assert waiting.begun.wait(60)
     ours.send(TAG, b"x", within(100))
     assert small.result(60) == b"x"
     ours.close()
@@ -272,18 +258,11 @@ def test_a_small_frame_after_a_large_one_is_not_waited_for_longer(threads: Threa
 
 
 def test_a_peer_that_ends_its_direction_is_gone_though_it_keeps_the_connection(threads: ThreadPoolExecutor) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        far = socket.create_connection(server.getsockname())
-        link = TcpLink(server.accept()[0], "worker 0")
+    far, link = bare_end_and_link()
     with far:
-        waiting = threading.Event()
-
-        def deadline() -> float:
-            waiting.set()
-            return 60
-
-        sending = threads.submit(link.send, TAG, bytes(32 * 2**20), deadline)
-        assert waiting.wait(60)
+        waiting = Waiting(within(60))
+        sending = threads.submit(link.send, TAG, bytes(32 * 2**20), waiting)
+        assert waiting.begun.wait(60)
         far.shutdown(socket.SHUT_WR)
         with pytest.raises(PeerLost, match="worker 0 is gone: it closed the connection"):
             sending.result(60)
@@ -325,14 +304,9 @@ def test_a_worker_killed_while_its_peer_receives_is_lost_at_once(company: str, t
                 link = accepting.result()
                 assert worker.stdout is not None
                 address = worker.stdout.readline().strip()
-                waiting = threading.Event()
-
-                def deadline() -> float:
-                    waiting.set()
-                    return 100
-
-                receiving = threads.submit(link.receive, TAG, deadline)
-                assert waiting.wait(60)
+                waiting = Waiting(within(100))
+                receiving = threads.submit(link.receive, TAG, waiting)
+                assert waiting.begun.wait(60)
                 worker.kill()
                 killed = time.monotonic()
                 with pytest.raises(PeerLost, match=r"worker 0 \(127.* is gone: it closed the connection"):
@@ -347,37 +321,9 @@ def test_a_worker_killed_while_its_peer_receives_is_lost_at_once(company: str, t
                 os.killpg(worker.pid, signal.SIGKILL)
 
 
-def test_a_link_in_a_forked_child_is_closed_and_leaves_the_parents_alone() -> None:
-    ours, theirs = tcp_pair()
-    child = os.fork()
-    if child == 0:
-        try:
-            ours.send(TAG, b"", within(100))
-        except PeerLost as error:
-            os._exit(0 if "closed on this side" in str(error) else 2)
-        finally:
-            os._exit(1)
-    status: list[int] = []
-    wait_until(lambda: _reaped(child, status))
-    assert os.waitstatus_to_exitcode(status[0]) == 0
-    ours.send(TAG, b"still here", within(100))
-    assert theirs.receive(TAG, within(100)) == b"still here"
-    ours.close()
-    theirs.close()
-
-
-def _reaped(child: int, status: list[int]) -> bool:
-    pid, code = os.waitpid(child, os.WNOHANG)
-    if pid:
-        status.append(code)
-    return bool(pid)
-
-
 @pytest.mark.parametrize("into", [False, True])
 def test_a_payload_that_was_damaged_on_its_way_is_refused(into: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        far = socket.create_connection(server.getsockname())
-        link = TcpLink(server.accept()[0], "worker 0")
+    far, link = bare_end_and_link()
     sent, damaged = b"gradient" * 100, bytearray(b"gradient" * 100)
     damaged[333] ^= 4
     with far:

@@ -4,7 +4,7 @@ import datetime
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,12 +27,6 @@ AGO = datetime.timedelta(hours=-1)
 @pytest.fixture(scope="module")
 def authority() -> Authority:
     return Authority("digits-0001")
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 def accept(threads: ThreadPoolExecutor, listener: Listener, authority: Authority, peer: int = 0) -> Future[TcpLink]:
@@ -64,62 +58,74 @@ def told_by_the_listener(listener: Listener, own: Credentials, caller: Credentia
     return str(at_caller.value), str(at_listener.value)
 
 
+REFUSED = r"worker 1 \(.*\) refused the certificate of worker 0"
+
+
+def forged(job: Authority, certificate: Identity) -> Credentials:
+    """Its own authority is that of the job: a forger would say so."""
+    return replace(credentials(0), identity=replace(certificate, authority=job.certificate))
+
+
 class TestRefusals:
-    @pytest.mark.parametrize("what", ["foreign", "expired"])
-    def test_a_certificate_that_does_not_count(
-        self, threads: ThreadPoolExecutor, authority: Authority, what: str
+    @pytest.mark.parametrize(
+        ("caller", "called", "error", "words"),
+        [
+            pytest.param(
+                lambda job: forged(job, Authority("digits-0001").issue(0)),
+                *(1, FrameError, rf"{REFUSED}: another authority has made it"),
+                id="made by another authority",
+            ),
+            pytest.param(
+                lambda job: forged(job, job.issue(0, lifetime=AGO)),
+                *(1, FrameError, rf"{REFUSED}: it has expired"),
+                id="expired",
+            ),
+            pytest.param(
+                lambda _: credentials(0, authority=Authority("digits-0002")),
+                *(1, FrameError, r"worker 0 refused the certificate of worker 1 \(.*another authority"),
+                id="finds a foreign listener",
+            ),
+            pytest.param(
+                lambda job: credentials(0, authority=job),
+                *(2, FrameError, r"certificate of worker 2 .* that of another process"),
+                id="another listens where one is called",
+            ),
+            # It holds the job's token and a certificate of the job: just not that one.
+            pytest.param(
+                lambda job: replace(credentials(0), identity=job.issue(7)),
+                *(1, PeerLost, "it closed the connection"),
+                id="introduces itself as another",
+            ),
+            pytest.param(
+                lambda job: credentials(0, token="another", authority=job),
+                *(1, FrameError, "refused the proof of the job token"),
+                id="a foreign token within",
+            ),
+            pytest.param(
+                lambda _: credentials(0),
+                *(1, FrameError, "the other end encrypts, and this one does not"),
+                id="does not encrypt",
+            ),
+        ],
+    )
+    def test_a_caller_who_does_not_fit_is_refused_and_disturbs_nobody(
+        self,
+        threads: ThreadPoolExecutor,
+        authority: Authority,
+        caller: Callable[[Authority], Credentials],
+        called: int,
+        error: type[Exception],
+        words: str,
     ) -> None:
-        foreign, expired = Authority("digits-0001").issue(0), authority.issue(0, lifetime=AGO)
-        # Its own authority is that of the job: a forger would say so.
-        shown = replace(foreign if what == "foreign" else expired, authority=authority.certificate)
-        caller = replace(credentials(0), identity=shown)
-        words = {"foreign": "another authority has made it", "expired": "it has expired"}[what]
         with listening() as listener:
             accepting = accept(threads, listener, authority)
-            with pytest.raises(FrameError, match=rf"worker 1 \(.*\) refused the certificate of worker 0: {words}"):
-                connect(listener.address, caller, 1, within(100))
+            with pytest.raises(error, match=words):
+                connect(listener.address, caller(authority), called, within(100))
             assert_right_one_is_let_in(accepting, listener, authority)
 
-    def test_a_caller_finds_a_foreign_listener(self, threads: ThreadPoolExecutor, authority: Authority) -> None:
-        with listening() as listener:
-            accepting = accept(threads, listener, authority)
-            stranger = credentials(0, authority=Authority("digits-0002"))
-            with pytest.raises(FrameError, match=r"worker 0 refused the certificate of worker 1 \(.*another authority"):
-                connect(listener.address, stranger, 1, within(100))
-            assert_right_one_is_let_in(accepting, listener, authority)
-
-    def test_another_worker_listens_where_one_is_called(
+    def test_one_who_encrypts_finds_a_listener_that_does_not(
         self, threads: ThreadPoolExecutor, authority: Authority
     ) -> None:
-        with listening() as listener:
-            accepting = accept(threads, listener, authority)
-            with pytest.raises(FrameError, match=r"certificate of worker 2 .* that of another process"):
-                connect(listener.address, credentials(0, authority=authority), 2, within(100))
-            assert_right_one_is_let_in(accepting, listener, authority)
-
-    def test_a_worker_introduces_itself_as_another(self, threads: ThreadPoolExecutor, authority: Authority) -> None:
-        """It holds the job's token and a certificate of the job: just not that one."""
-        caller = replace(credentials(0), identity=authority.issue(7))
-        with listening() as listener:
-            accepting = accept(threads, listener, authority)
-            with pytest.raises(PeerLost, match="it closed the connection"):
-                connect(listener.address, caller, 1, within(100))
-            assert_right_one_is_let_in(accepting, listener, authority)
-
-    def test_a_foreign_token_within(self, threads: ThreadPoolExecutor, authority: Authority) -> None:
-        caller = credentials(0, token="another", authority=authority)
-        with listening() as listener:
-            accepting = accept(threads, listener, authority)
-            with pytest.raises(FrameError, match="refused the proof of the job token"):
-                connect(listener.address, caller, 1, within(100))
-            assert_right_one_is_let_in(accepting, listener, authority)
-
-    def test_one_encrypts_and_the_other_does_not(self, threads: ThreadPoolExecutor, authority: Authority) -> None:
-        with listening() as listener:
-            accepting = accept(threads, listener, authority)
-            with pytest.raises(FrameError, match="the other end encrypts, and this one does not"):
-                connect(listener.address, credentials(0), 1, within(100))
-            assert_right_one_is_let_in(accepting, listener, authority)
         with listening() as listener:
             refused = threading.Event()
             plain = threads.submit(listener.accept, credentials(1), 0, lambda: 0.0 if refused.is_set() else 0.05)

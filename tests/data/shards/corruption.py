@@ -1,15 +1,13 @@
 """Damage that happens to shards by chance, and what it has done to whom, found out without any reader of Quorate's."""
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy
-import pytest
 
 from quorate.shards.index import ShardIndex
 
@@ -22,18 +20,6 @@ class Harm:
     bad: frozenset[int]
     gone: frozenset[str]
     touched: frozenset[str]
-
-
-@contextmanager
-def blocks_of(size: int) -> Iterator[None]:
-    """Index in blocks of so many bytes, so that small files have several."""
-    from quorate.shards.formats import format as ranges
-    from quorate.shards.formats import hdf5, lines, tar, tfrecord
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (hdf5, lines, ranges, tar, tfrecord):
-            patch.setattr(module, "BLOCK", size)
-        yield
 
 
 def corrupt(index: ShardIndex, sound: Path, folder: Path, others: Path, how: str, chance: random.Random) -> Harm:

@@ -3,7 +3,8 @@
 import io
 import json
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,28 @@ import h5py
 import numpy
 import pyarrow as pa
 import pytest
+import xxhash
 from pyarrow import parquet
 from tfrecord.writer import TFRecordWriter
 
+from quorate.shards.files import shard_place
 from quorate.shards.formats import format as ranges
 from quorate.shards.formats import hdf5, lines, tar, tfrecord
+from quorate.shards.formats.kinds import format_of
+from quorate.shards.index import NAME, ShardIndex, save_index
+from quorate.shards.indexing import build_index
 
 KINDS = {"tar": "tar", "jsonl": "jsonl", "text": "txt", "parquet": "parquet", "hdf5": "h5", "tfrecord": "tfrecord"}
 SMALL_BLOCK = 2000
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of a few records, so that small files have several."""
-    for module in (hdf5, lines, ranges, tar, tfrecord):
-        monkeypatch.setattr(module, "BLOCK", SMALL_BLOCK)
+@contextmanager
+def blocks_of(size: int) -> Iterator[None]:
+    """Index in blocks of so many bytes, so that small files have several."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (hdf5, lines, ranges, tar, tfrecord):
+            patch.setattr(module, "BLOCK", size)
+        yield
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,30 @@ def write_shards(kind: str, folder: Path, sizes: Sequence[int] = (30, 1, 17), se
         MAKERS[kind][1](folder / f"shard-{number:03d}.{KINDS[kind]}", rows)
         records += rows
     return Written(kind, folder, tuple(records))
+
+
+def index_folder(folder: Path) -> Path:
+    """List what lies in a folder, for whoever reads it."""
+    save_index(build_index(str(folder)), folder / NAME)
+    return folder
+
+
+def indexed(kind: str, folder: Path, sizes: Sequence[int] = (30, 1, 17), seed: int = 0) -> Written:
+    """Shards with their index."""
+    written = write_shards(kind, folder, sizes, seed)
+    index_folder(folder)
+    return written
+
+
+def read_block(index: ShardIndex, number: int = 0, columns: list[str] | None = None) -> Any:
+    """A block as a reader gets it, by nothing but the index and ranges of the file."""
+    format, block = format_of(index.kind), index.block(number)
+    shard = int(index.shard_of_block[number])
+    with shard_place(index.place).open(block.file) as file:
+        content = format.read(file, block)
+        assert xxhash.xxh3_128_digest(content) == index.digests[number].tobytes()
+        tail = file.read(int(index.tails[shard]), file.size)
+    return format.open(content, block, index.schema, lambda: tail, columns)
 
 
 def write_tar(file: Path, rows: Sequence[dict[str, Any]]) -> None:

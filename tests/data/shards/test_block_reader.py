@@ -1,14 +1,13 @@
 """Blocks are read ahead in their order and within their memory; nothing that goes wrong is waited for in vain."""
 
-import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from children import in_child
 from command import await_condition
 from quorate.data.bad_sample import Unreachable
 from quorate.data.datasets import LIMIT
@@ -210,23 +209,18 @@ def test_a_forked_child_begins_with_nothing_and_waits_for_no_thread_of_its_paren
     blocks.held_up[1] = threading.Event()
     reader.here().prefetch([1, 2])
     await_condition("the reader", lambda: reader.here().nbytes == SIZE and 1 in blocks.order)
-    pid = os.fork()
-    if pid == 0:
+
+    def work() -> bool:
         blocks.held_up.clear()
         blocks.read_by.clear()
-        code = 1
-        try:
-            signal.alarm(100)
-            empty = reader.here().nbytes == 0 and len(reader.here().threads) == 0
-            got = reader.here().get(1).block == 1 and reader.here().get(2).block == 2
-            reader.here().prefetch([5])
-            over = time.monotonic() + 60
-            while reader.here().nbytes < 3 * SIZE and time.monotonic() < over:
-                time.sleep(0.005)
-            code = 0 if empty and got and 5 in blocks.order else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        signal.alarm(100)
+        empty = reader.here().nbytes == 0 and len(reader.here().threads) == 0
+        got = reader.here().get(1).block == 1 and reader.here().get(2).block == 2
+        reader.here().prefetch([5])
+        await_condition("the block", lambda: reader.here().nbytes == 3 * SIZE, 60.0)
+        return empty and got and 5 in blocks.order
+
+    assert in_child(work) == 0
 
 
 def test_signals_go_to_the_main_thread(made: Make) -> None:

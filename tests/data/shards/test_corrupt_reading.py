@@ -1,6 +1,6 @@
 """An epoch of damaged shards, read as a worker reads it: named or left out exactly, never a wrong sample, never a hang.
 
-`test_shard_damage` holds that no block passes for a sound one; here are the batches that training gets.
+What `verify` says of the same files is held against what was done to them.
 """
 
 import random
@@ -15,16 +15,16 @@ import numpy
 import pytest
 import torch
 
-from data.shards.corruption import WAYS, Harm, blocks_of, corrupt
-from data.shards.shard_files import KINDS, SMALL_BLOCK, write_shards
+from data.shards.corruption import WAYS, Harm, corrupt
+from data.shards.shard_files import KINDS, SMALL_BLOCK, blocks_of, indexed, write_shards
 from quorate.core.errors import JobError
 from quorate.data.collate import collate
 from quorate.data.feed import Feed
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, Samples
 from quorate.shards.dataset import Shards
-from quorate.shards.index import NAME, ShardIndex, save_index
-from quorate.shards.indexing import build_index
+from quorate.shards.index import ShardIndex, load_index
+from quorate.shards.indexing import verify_shards
 
 SIZES = (30, 12, 12, 25)
 LANES, TOGETHER = 3, 4
@@ -43,11 +43,10 @@ class Sound:
 @pytest.fixture(scope="module", params=list(KINDS))
 def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sound:
     folder = tmp_path_factory.mktemp(request.param)
-    written = write_shards(request.param, folder / "sound", SIZES, seed=3)
-    write_shards(request.param, folder / "other", SIZES, seed=4)
     with blocks_of(SMALL_BLOCK):
-        index = build_index(str(written.folder))
-    save_index(index, written.folder / NAME)
+        written = indexed(request.param, folder / "sound", SIZES, seed=3)
+    write_shards(request.param, folder / "other", SIZES, seed=4)
+    index = load_index(written.folder)
     assert index.blocks > len(SIZES), "some have several blocks"
     return Sound(written.folder, folder / "other", index)
 
@@ -115,10 +114,22 @@ def assert_right(batches: list[Batch], plan: list[Request], bad: frozenset[int],
         assert same(batch.content, expected.content)
 
 
+def assert_verified(folder: Path, harm: Harm) -> None:
+    """Verify names every file that was damaged and no other, and as blocks only those that have become bad."""
+    index = load_index(folder)
+    flaws = verify_shards(index)
+    assert {flaw.file for flaw in flaws} == harm.touched
+    places = {(flaw.file, flaw.start) for flaw in flaws if flaw.records and flaw.start is not None}
+    for number in range(index.blocks):
+        if (index.block(number).file, index.block(number).start) in places:
+            assert set(range(int(index.first[number]), int(index.first[number + 1]))) <= harm.bad
+
+
 def hold(sound: Sound, folder: Path, how: str, chance: random.Random) -> Harm:
     """Damage a copy, read an epoch of it under `fail` and under `skip`, and see that all is as it must be."""
     shutil.copytree(sound.folder, folder)
     harm = corrupt(sound.index, sound.folder, folder, sound.others, how, chance)
+    assert_verified(folder, harm)
     columnar = sound.index.kind in ("parquet", "hdf5")
     decode = None if columnar and chance.random() < 0.5 else identity
     if sound.index.kind == "tfrecord":

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data.shards.shard_files import SMALL_BLOCK, add_member, small_blocks, write_shards
+from data.shards.shard_files import SMALL_BLOCK, add_member, read_block, write_shards
 from quorate.core.errors import RequestError
 from quorate.data.bad_sample import Unreachable
 from quorate.shards.files import shard_place
@@ -29,17 +29,7 @@ from quorate.shards.formats.kinds import format_of
 from quorate.shards.index import ShardIndex
 from quorate.shards.indexing import build_index
 
-__all__ = ["small_blocks"]
-
 pytestmark = pytest.mark.usefixtures("small_blocks")
-
-
-def opened(index: ShardIndex, number: int = 0, columns: list[str] | None = None) -> Any:
-    format, block = format_of(index.kind), index.block(number)
-    with shard_place(index.place).open(block.file) as file:
-        content = format.read(file, block)
-        tail = file.read(int(index.tails[int(index.shard_of_block[number])]), file.size)
-    return format.open(content, block, index.schema, lambda: tail, columns)
 
 
 def indexed(file: Path, content: bytes) -> ShardIndex:
@@ -49,7 +39,7 @@ def indexed(file: Path, content: bytes) -> ShardIndex:
 
 def table_block(folder: Path, table: pa.Table) -> Any:
     parquet.write_table(table, folder / "a.parquet")
-    return opened(build_index(str(folder)))
+    return read_block(build_index(str(folder)))
 
 
 def zipped(content: bytes) -> bytes:
@@ -150,7 +140,7 @@ def test_memory_that_runs_out_is_not_the_fault_of_the_data(tmp_path: Path, monke
 
     monkeypatch.setattr(parquet.ParquetFile, "read_row_group", full)
     with pytest.raises(MemoryError, match="malloc"):
-        opened(index)
+        read_block(index)
     assert asked
 
 
@@ -162,7 +152,7 @@ def test_a_codec_that_is_missing_here_is_told_with_the_remedy_and_is_no_bad_reco
     assert content.count(told + b"\x02") == 1
     index = indexed(file, content.replace(told + b"\x02", told + b"\x06"))
     with pytest.raises(Unreachable, match=r"a.parquet cannot be decoded .*LZO compression.*Install the same"):
-        opened(index)
+        read_block(index)
 
 
 def test_a_footer_that_cannot_be_read_is_told_where_it_is(tmp_path: Path) -> None:
@@ -379,7 +369,7 @@ def test_integers_of_any_length_are_exact(before: int, tmp_path: Path) -> None:
     values: list[Any] = [2**63, 2**64 - 1, 2**64, -(2**63) - 1, 10**18, -(10**40), 0.1, 1e300, "9" * 30, True]
     lines = [{"v": value} for value in values]
     content = " " * before + "".join(f"{json.dumps(line)}\n" for line in lines) + '{"v": 0.1234567890123456789012}'
-    records = opened(indexed(tmp_path / "a.jsonl", content.encode()))
+    records = read_block(indexed(tmp_path / "a.jsonl", content.encode()))
     found = [records[row]["v"] for row in range(len(records))]
     assert found == [*values, 0.1234567890123456789012]
     assert [type(value) for value in found] == [*map(type, values), float]
@@ -387,12 +377,12 @@ def test_integers_of_any_length_are_exact(before: int, tmp_path: Path) -> None:
 
 def test_long_integers_are_found_wherever_they_stand(tmp_path: Path) -> None:
     values = [sign * 10 ** (19 + number % 4) + number for number in range(40) for sign in (1, -1)]
-    records = opened(indexed(tmp_path / "a.jsonl", "".join(f"[{value}]\n" for value in values).encode()))
+    records = read_block(indexed(tmp_path / "a.jsonl", "".join(f"[{value}]\n" for value in values).encode()))
     assert [records[row][0] for row in range(len(records))] == values
 
 
 def test_a_line_of_nul_bytes_is_a_bad_record(tmp_path: Path) -> None:
-    records = opened(indexed(tmp_path / "a.jsonl", b"{}\n\0\0\0\n \t\r\n[]\n"))
+    records = read_block(indexed(tmp_path / "a.jsonl", b"{}\n\0\0\0\n \t\r\n[]\n"))
     assert (len(records), records[0], records[2]) == (3, {}, [])
     with pytest.raises(BadRecord, match=r"a.jsonl, byte 3: the line is not JSON"):
         records[1]
@@ -404,12 +394,12 @@ def test_fields_are_those_of_the_first_record_that_can_be_decoded(tmp_path: Path
     assert index.blocks > 2
     assert index.schema == {"a": "integer", "b": "list"}
     with pytest.raises(BadRecord, match=r"a.jsonl, byte 10: the line is not JSON"):
-        opened(index)[1]
+        read_block(index)[1]
 
 
 def test_a_bad_line_is_told_where_it_is_behind_a_mark_blanks_and_long_numbers(tmp_path: Path) -> None:
     content = b'\xef\xbb\xbf{"a": 123456789012345678901234}\r\n\n \n[1]\r\n{bad\n'
-    records = opened(indexed(tmp_path / "a.jsonl", content))
+    records = read_block(indexed(tmp_path / "a.jsonl", content))
     assert [records[0], records[1]] == [{"a": 123456789012345678901234}, [1]]
     with pytest.raises(BadRecord, match=rf"a.jsonl, byte {content.index(b'{bad')}: the line is not JSON"):
         records[2]

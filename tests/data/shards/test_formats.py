@@ -11,30 +11,16 @@ import pytest
 import xxhash
 from pyarrow import parquet
 
-from data.shards.shard_files import KINDS, SMALL_BLOCK, add_member, assert_same, small_blocks, write_shards
+from data.shards.shard_files import KINDS, SMALL_BLOCK, add_member, assert_same, read_block, write_shards
 from quorate.core.errors import RequestError
 from quorate.shards.blocks import ShardBlocks
-from quorate.shards.files import shard_place
 from quorate.shards.formats.format import BadRecord, Block, ColumnRecords, DamagedBlock, Records, ShardFile
 from quorate.shards.formats.kinds import format_of, is_compressed_shard, kind_of
 from quorate.shards.index import ShardIndex
 from quorate.shards.indexing import build_index
 
-__all__ = ["small_blocks"]
-
 pytestmark = pytest.mark.usefixtures("small_blocks")
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def read_block(index: ShardIndex, number: int, columns: list[str] | None = None) -> Records:
-    """A block as a reader gets it, by nothing but the index and ranges of the file."""
-    format, block = format_of(index.kind), index.block(number)
-    shard = int(index.shard_of_block[number])
-    with shard_place(index.place).open(block.file) as file:
-        content = format.read(file, block)
-        assert xxhash.xxh3_128_digest(content) == index.digests[number].tobytes()
-        tail = file.read(int(index.tails[shard]), file.size)
-    return format.open(content, block, index.schema, lambda: tail, columns)
 
 
 def all_records(index: ShardIndex) -> list[Any]:
@@ -125,7 +111,7 @@ def test_bytes_that_are_no_block_are_a_bad_record_or_fewer_records_and_never_oth
 def test_columns_are_what_the_records_are_one_by_one(kind: str, tmp_path: Path) -> None:
     write_shards(kind, tmp_path)
     index = build_index(str(tmp_path))
-    records = read_block(index, 0)
+    records: Records = read_block(index, 0)
     assert isinstance(records, ColumnRecords)
     rows = [3, 0, 3, len(records) - 1]
     columns = records.columns(rows)
@@ -136,20 +122,16 @@ def test_columns_are_what_the_records_are_one_by_one(kind: str, tmp_path: Path) 
             numpy.testing.assert_array_equal(column[position], records[row][name])
 
 
-@pytest.mark.parametrize("kind", ["parquet", "hdf5"])
-def test_only_the_columns_that_were_asked_for_are_given(kind: str, tmp_path: Path) -> None:
+@every_kind
+def test_columns_that_were_asked_for_are_given_alone_by_those_kinds_that_have_any(kind: str, tmp_path: Path) -> None:
     write_shards(kind, tmp_path)
     index = build_index(str(tmp_path))
-    wanted = sorted(index.schema)[-1:]
-    records = read_block(index, 0, wanted)
-    assert isinstance(records, ColumnRecords)
-    assert list(records[0]) == list(records.columns([0])) == wanted
-
-
-@pytest.mark.parametrize("kind", ["tar", "jsonl", "text"])
-def test_others_have_no_columns(kind: str, tmp_path: Path) -> None:
-    write_shards(kind, tmp_path)
-    assert not isinstance(read_block(build_index(str(tmp_path)), 0), ColumnRecords)
+    records: Records = read_block(index)
+    assert isinstance(records, ColumnRecords) == (kind in ("parquet", "hdf5"))
+    if isinstance(records, ColumnRecords):
+        wanted = sorted(index.schema)[-1:]
+        chosen = read_block(index, 0, wanted)
+        assert list(chosen[0]) == list(chosen.columns([0])) == wanted
 
 
 @every_kind
@@ -176,14 +158,15 @@ def test_the_kind_of_a_file_is_told_by_its_ending() -> None:
     names = ["a.tar", "b/c.PARQUET", "x.jsonl", "x.ndjson", "x.txt", "x.h5", "x.hdf5", "README.md", "tar", "x.json"]
     kinds = ["tar", "parquet", "jsonl", "jsonl", "text", "hdf5", "hdf5", None, None, None]
     assert [kind_of(name) for name in names] == kinds
-    assert [is_compressed_shard(name) for name in ("a.tar.gz", "a.tgz", "x.jsonl.zst", "notes.gz")] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    assert all(is_compressed_shard(name) for name in ("a.tar.gz", "a.tgz", "x.jsonl.zst"))
+    assert not is_compressed_shard("notes.gz")
     with pytest.raises(RequestError, match=r"'csv' is not a kind of shard; there are tar, parquet"):
         format_of("csv")
+
+
+def indexed_bytes(folder: Path, content: bytes, ending: str) -> ShardIndex:
+    (folder / f"a.{ending}").write_bytes(content)
+    return build_index(str(folder))
 
 
 # --- tar
@@ -267,65 +250,57 @@ def test_a_tar_that_was_cut_off_is_refused_at_its_place(keep: int, why: str, tmp
         build_index(str(tmp_path))
 
 
-def test_what_is_no_tar_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.tar").write_bytes(b"x" * 2000)
-    with pytest.raises(RequestError, match=r"a.tar, byte 0: there is no header of a tar file"):
-        build_index(str(tmp_path))
+@pytest.mark.parametrize(
+    ("ending", "content", "why"),
+    [
+        ("tar", b"x" * 2000, "byte 0: there is no header of a tar file"),
+        ("h5", b"x" * 4096, "byte 0: it cannot be read as HDF5"),
+        ("parquet", b"", r"byte \d+: .*not a parquet file"),
+        ("parquet", b"PAR1 and no more", r"byte \d+: .*cut off"),
+        ("parquet", b"PAR1\xff\xff\xff\x00PAR1", r"byte \d+: .*longer than the file"),
+    ],
+)
+def test_what_is_no_file_of_its_kind_is_refused(ending: str, content: bytes, why: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=rf"a.{ending}, {why}"):
+        indexed_bytes(tmp_path, content, ending)
 
 
 # --- lines
 
 
-def indexed_lines(folder: Path, content: bytes, ending: str) -> ShardIndex:
-    (folder / f"a.{ending}").write_bytes(content)
-    return build_index(str(folder))
+@pytest.mark.parametrize(
+    ("content", "ending", "records"),
+    [
+        pytest.param("\ufeffone\r\n\n two \r\n\rx\nlast", "txt", ["one", "", " two ", "\rx", "last"], id="lf or crlf"),
+        pytest.param("\n\na\n", "txt", ["", "", "a"], id="the newline at the end is no record"),
+        pytest.param('\n{"a": 1}\r\n \t\r\n\n[2]\n  {"a": 3}\n\n', "jsonl", [{"a": 1}, [2], {"a": 3}], id="empty json"),
+        pytest.param("{}\n" + "\n" * 6000 + "[]\n" + " \n" * 4000, "jsonl", [{}, []], id="empty for several blocks"),
+        pytest.param(f"a\n{'x' * 10000}\nb", "txt", ["a", "x" * 10000, "b"], id="longer than several blocks"),
+    ],
+)
+def test_lines_that_are_records(content: str, ending: str, records: list[Any], tmp_path: Path) -> None:
+    assert all_records(indexed_bytes(tmp_path, content.encode(), ending)) == records
 
 
-def test_lines_end_with_lf_or_crlf_or_with_the_file(tmp_path: Path) -> None:
-    index = indexed_lines(tmp_path, "\ufeffone\r\n\n two \r\n\rx\nlast".encode(), "txt")
-    assert all_records(index) == ["one", "", " two ", "\rx", "last"]
+def test_numbers_of_json_may_be_nan(tmp_path: Path) -> None:
+    [record] = all_records(indexed_bytes(tmp_path, b'{"a": NaN}\n', "jsonl"))
+    assert record["a"] != record["a"]
 
 
-def test_an_empty_line_of_text_is_a_record_and_the_newline_at_the_end_is_none(tmp_path: Path) -> None:
-    assert all_records(indexed_lines(tmp_path, b"\n\na\n", "txt")) == ["", "", "a"]
-
-
-def test_empty_lines_of_json_are_no_records(tmp_path: Path) -> None:
-    index = indexed_lines(tmp_path, b'\n{"a": 1}\r\n \t\r\n\n[2]\n  {"a": NaN}\n\n', "jsonl")
-    first, second, third = all_records(index)
-    assert (first, second) == ({"a": 1}, [2])
-    assert third["a"] != third["a"]
-
-
-def test_only_empty_lines_for_longer_than_a_block(tmp_path: Path) -> None:
-    content = b"{}\n" + b"\n" * (3 * SMALL_BLOCK) + b"[]\n" + b" \n" * (2 * SMALL_BLOCK)
-    index = indexed_lines(tmp_path, content, "jsonl")
-    assert all_records(index) == [{}, []]
-
-
-def test_a_line_that_is_longer_than_several_blocks_is_one_record(tmp_path: Path) -> None:
-    long = "x" * (5 * SMALL_BLOCK)
-    assert all_records(indexed_lines(tmp_path, f"a\n{long}\nb".encode(), "txt")) == ["a", long, "b"]
-
-
-def test_bytes_that_are_not_utf_8_are_named_by_file_and_offset(tmp_path: Path) -> None:
-    index = indexed_lines(tmp_path, b"good\nab\xffcd\n", "txt")
-    records = read_block(index, 0)
-    assert records[0] == "good"
-    with pytest.raises(BadRecord, match=r"a.txt, byte 7: byte 0xff is not UTF-8"):
-        records[1]
-
-
-def test_bytes_of_json_that_are_not_utf_8_are_named_by_file_and_offset(tmp_path: Path) -> None:
-    records = read_block(indexed_lines(tmp_path, b'{}\n{"a": "\xff"}\r\n', "jsonl"), 0)
-    with pytest.raises(BadRecord, match=r"a.jsonl, byte 10: byte 0xff is not UTF-8"):
-        records[1]
-
-
-def test_a_line_that_is_no_json_is_named_by_file_and_offset(tmp_path: Path) -> None:
-    records = read_block(indexed_lines(tmp_path, b'{}\n\n{"a": \n', "jsonl"), 0)
-    assert records[0] == {}
-    with pytest.raises(BadRecord, match=r"a.jsonl, byte 4: the line is not JSON: Expecting value"):
+@pytest.mark.parametrize(
+    ("content", "ending", "good", "told"),
+    [
+        (b"good\nab\xffcd\n", "txt", "good", "byte 7: byte 0xff is not UTF-8"),
+        (b'{}\n{"a": "\xff"}\r\n', "jsonl", {}, "byte 10: byte 0xff is not UTF-8"),
+        (b'{}\n\n{"a": \n', "jsonl", {}, "byte 4: the line is not JSON: Expecting value"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named_by_file_and_offset(
+    content: bytes, ending: str, good: Any, told: str, tmp_path: Path
+) -> None:
+    records: Records = read_block(indexed_bytes(tmp_path, content, ending))
+    assert records[0] == good
+    with pytest.raises(BadRecord, match=rf"a.{ending}, {told}"):
         records[1]
 
 
@@ -338,7 +313,7 @@ def indexed_table(folder: Path, table: pa.Table, **options: Any) -> ShardIndex:
 
 
 def columns_of(index: ShardIndex, rows: list[int]) -> dict[str, Any]:
-    records = read_block(index, 0)
+    records: Records = read_block(index, 0)
     assert isinstance(records, ColumnRecords)
     return records.columns(rows)
 
@@ -403,7 +378,7 @@ def test_a_number_that_is_missing_is_never_another_number(tmp_path: Path) -> Non
     for row, column in ((1, "n"), (2, "l")):
         with pytest.raises(BadRecord, match=rf"a.parquet, row {row}: column {column} has no value"):
             columns_of(index, [0, row])
-    records = read_block(index, 0)
+    records: Records = read_block(index, 0)
     assert records[1]["n"] is None
     assert records[1]["l"] is None if missing is None else list(records[1]["l"]) == missing
     assert records[2] == {"n": 3, "l": [None, 3.0]}
@@ -412,7 +387,7 @@ def test_a_number_that_is_missing_is_never_another_number(tmp_path: Path) -> Non
 def test_what_a_record_is_changed_to_does_not_change_the_block(tmp_path: Path) -> None:
     for kind, name in (("parquet", "vector"), ("hdf5", "group/picture")):
         write_shards(kind, tmp_path / kind)
-        records = read_block(build_index(str(tmp_path / kind)), 0)
+        records: Records = read_block(build_index(str(tmp_path / kind)), 0)
         assert isinstance(records, ColumnRecords)
         before = records.columns([0])[name].copy()
         records[0][name][...] = 0
@@ -448,20 +423,6 @@ def test_footers_are_read_once_and_kept_below_a_limit(tmp_path: Path, monkeypatc
     assert asked == [0, 2, 0]
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "not a parquet file"),
-        (b"PAR1 and no more", "cut off"),
-        (b"PAR1\xff\xff\xff\x00PAR1", "longer than the file"),
-    ],
-)
-def test_what_is_no_whole_parquet_file_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(RequestError, match=rf"a.parquet, byte \d+: .*{why}"):
-        build_index(str(tmp_path))
-
-
 # --- hdf5
 
 
@@ -479,23 +440,19 @@ def test_hdf5_rows_have_the_same_digests_however_they_are_laid_out(layout: dict[
     assert_same(all_records(other)[7], {"x": rows[7].astype("<i2")})
 
 
-def test_hdf5_datasets_of_different_lengths_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("datasets", "why"),
+    [
+        ({"x": numpy.zeros(3), "y": numpy.zeros(4)}, "row 3: the dataset y has 4 rows, and x has 3"),
+        ({"x": ["text", "of any length"]}, "row 0: the dataset x is of object, which has no fixed size"),
+    ],
+    ids=["lengths", "sizes"],
+)
+def test_hdf5_datasets_that_are_no_columns_are_refused(datasets: dict[str, Any], why: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as opened:
-        opened["x"], opened["y"] = numpy.zeros(3), numpy.zeros(4)
-    with pytest.raises(RequestError, match=r"a.h5, row 3: the dataset y has 4 rows, and x has 3"):
-        build_index(str(tmp_path))
-
-
-def test_hdf5_values_without_a_fixed_size_are_refused(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as opened:
-        opened["x"] = ["text", "of any length"]
-    with pytest.raises(RequestError, match=r"a.h5, row 0: the dataset x is of object, which has no fixed size"):
-        build_index(str(tmp_path))
-
-
-def test_what_is_no_hdf5_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.h5").write_bytes(b"x" * 4096)
-    with pytest.raises(RequestError, match=r"a.h5, byte 0: it cannot be read as HDF5"):
+        for name, values in datasets.items():
+            opened[name] = values
+    with pytest.raises(RequestError, match=f"a.h5, {why}"):
         build_index(str(tmp_path))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from data.shards.shard_files import small_blocks, write_shards
+from data.shards.shard_files import indexed
 from quorate.core.errors import GenerationOver, JobError, UserCodeError
 from quorate.data.bad_sample import Unreachable
 from quorate.data.block_sampler import BlockSampler
@@ -26,11 +26,7 @@ from quorate.data.samples import Batch, Samples
 from quorate.data.threads import CHECK_EVERY, check_interrupted
 from quorate.shards.blocks import ShardBlocks
 from quorate.shards.dataset import Shards
-from quorate.shards.index import NAME, save_index
-from quorate.shards.indexing import build_index
 from quorate.spec.job import JobSpec
-
-__all__ = ["small_blocks"]
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 LANES = 3
@@ -53,9 +49,7 @@ def who(record: str) -> tuple[str, int, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_shards("text", tmp_path)
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
-    return tmp_path
+    return indexed("text", tmp_path).folder
 
 
 @contextlib.contextmanager
@@ -116,8 +110,7 @@ def test_several_loaders_take_turns_at_a_lane_where_there_are_more_of_them(folde
 
 
 def test_columns_need_no_loaders_and_give_the_same_with_any_number(tmp_path: Path) -> None:
-    write_shards("parquet", tmp_path)
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    indexed("parquet", tmp_path)
     requests = plan(48)
     found = []
     for loaders in (0, 2):
@@ -296,8 +289,7 @@ def test_whoever_waits_for_data_hears_of_the_end_of_the_generation(
     loaders: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block that does not come is waited for by the worker, by the thread of batches or by a loader."""
-    write_shards(kind, tmp_path)
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    indexed(kind, tmp_path)
     let_go = threading.Event()
 
     def hold_up(*_: object) -> Any:

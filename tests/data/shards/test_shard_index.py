@@ -12,7 +12,7 @@ import numpy
 import pytest
 from safetensors import safe_open
 
-from data.shards.shard_files import KINDS, add_member, small_blocks, write_shards
+from data.shards.shard_files import KINDS, add_member, write_shards
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.data.bad_sample import Unreachable
@@ -22,8 +22,6 @@ from quorate.shards.index import NAME, ShardIndex, encode, load_index, save_inde
 from quorate.shards.indexing import Flaw, build_index, index_data, verify_shards
 from quorate.storage.objects import StoreError
 from quorate.stores.objects import FsspecStore
-
-__all__ = ["small_blocks"]
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -195,30 +193,24 @@ class TestRefusals:
         with pytest.raises(RequestError, match=text):
             build_index(str(folder))
 
-    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
-        self.refused(tmp_path / "no", "no: there is no such folder")
-
-    def test_a_file(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_text("x")
-        self.refused(tmp_path / "a.txt", "is a file. Give the folder that it is in")
-
-    def test_a_folder_without_shards(self, tmp_path: Path) -> None:
-        (tmp_path / "a.csv").write_text("x")
-        self.refused(tmp_path, r"has no shards: none of its 1 files ends with \.tar, \.parquet")
-
-    def test_shards_of_several_kinds(self, tmp_path: Path) -> None:
-        write_shards("text", tmp_path, (1,))
-        write_shards("tar", tmp_path, (1,))
-        self.refused(tmp_path, r"several kinds, such as shard-000.tar and shard-000.txt\. Put those of each kind")
-
-    @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.jsonl.zst"])
-    def test_shards_that_are_compressed_as_a_whole(self, name: str, tmp_path: Path) -> None:
-        (tmp_path / name).write_bytes(b"x")
-        self.refused(tmp_path, rf"{name} is compressed as a whole.*Unpack it")
-
-    def test_shards_without_any_record(self, tmp_path: Path) -> None:
-        (tmp_path / "a.jsonl").write_text("\n\n")
-        self.refused(tmp_path, "the 1 jsonl shards there have no record at all")
+    @pytest.mark.parametrize(
+        ("files", "place", "text"),
+        [
+            ({}, "no", "no: there is no such folder"),
+            ({"a.txt": "x"}, "a.txt", "is a file. Give the folder that it is in"),
+            ({"a.csv": "x"}, ".", r"has no shards: none of its 1 files ends with \.tar, \.parquet"),
+            ({"a.tar": "", "b.txt": ""}, ".", r"several kinds, such as a.tar and b.txt\. Put those of each kind"),
+            ({"a.tar.gz": "x"}, ".", r"a.tar.gz is compressed as a whole.*Unpack it"),
+            ({"a.tgz": "x"}, ".", r"a.tgz is compressed as a whole.*Unpack it"),
+            ({"a.jsonl.zst": "x"}, ".", r"a.jsonl.zst is compressed as a whole.*Unpack it"),
+            ({"a.jsonl": "\n\n"}, ".", "the 1 jsonl shards there have no record at all"),
+            ({"a\nb.txt": "x\n"}, ".", "a shard whose name cannot be listed"),
+        ],
+    )
+    def test_a_folder_that_cannot_be_meant(self, files: dict[str, str], place: str, text: str, tmp_path: Path) -> None:
+        for name, content in files.items():
+            (tmp_path / name).write_text(content)
+        self.refused(tmp_path / place, text)
 
     def test_a_shard_that_cannot_be_read_is_named_among_many(self, tmp_path: Path) -> None:
         written = write_shards("tar", tmp_path, (2,) * 20)
@@ -250,10 +242,6 @@ class TestRefusals:
                 with h5py.File(tmp_path / f"{number}.h5", "w") as opened:
                     opened["a"] = numpy.zeros(2, dtype)
         self.refused(tmp_path, r"1.\w+ has another schema than 0.\w+: a is int64, and int32 in the first")
-
-    def test_a_name_that_cannot_be_listed(self, tmp_path: Path) -> None:
-        (tmp_path / "a\nb.txt").write_text("x\n")
-        self.refused(tmp_path, "a shard whose name cannot be listed")
 
     @pytest.mark.parametrize(("kind", "package"), [("parquet", "pyarrow"), ("hdf5", "h5py")])
     def test_a_kind_whose_package_is_not_installed(

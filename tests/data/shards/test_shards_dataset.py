@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import time
 import urllib.error
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import numpy
 import pytest
 import torch
 
-from data.shards.shard_files import KINDS, Written, small_blocks, write_shards
+from children import in_child
+from data.shards.shard_files import KINDS, index_folder, indexed, write_shards
 from quorate.core.errors import RequestError, TaskError
 from quorate.data.bad_sample import BadSample, Unreachable
 from quorate.data.collate import UnlikeSamples, collate
@@ -27,16 +27,8 @@ from quorate.shards.dataset import MOST_SAMPLES, Shards, _index_path, merged
 from quorate.shards.index import NAME, save_index
 from quorate.shards.indexing import build_index
 
-__all__ = ["small_blocks"]
-
 pytestmark = pytest.mark.usefixtures("small_blocks")
 COLUMNAR = ("parquet", "hdf5")
-
-
-def indexed(kind: str, folder: Path, **options: Any) -> Written:
-    written = write_shards(kind, folder, **options)
-    save_index(build_index(str(folder)), folder / NAME)
-    return written
 
 
 def same(left: Any, right: Any) -> bool:
@@ -112,7 +104,7 @@ def test_columns_of_every_kind_make_batches(kind: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as opened:
         opened["x"] = values
         opened["pairs"] = pairs
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    index_folder(tmp_path)
     shards = Shards(tmp_path)
     for wanted in ([3], [39, 0, 3]):
         batch = fetched(samples_of(shards), *wanted).content
@@ -182,10 +174,7 @@ def test_it_can_be_pickled_and_reads_in_a_forked_child(tmp_path: Path) -> None:
     assert shards[0] == written.records[0]
     again = pickle.loads(pickle.dumps(shards))
     assert again[40] == written.records[40]
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if shards[30] == written.records[30] else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert in_child(lambda: shards[30] == written.records[30]) == 0
     shards.close()
     assert shards[1] == written.records[1], "it may be read from again"
     shards.close()
@@ -278,7 +267,7 @@ def test_a_cache_that_cannot_be_there_is_refused_with_the_remedy(tmp_path: Path)
 
 def test_batches_of_records_without_decode_are_what_the_class_says(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1, "t": "a", "l": [1, 2]}\n{"n": 2, "t": "b", "l": [3, 4]}\n')
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    index_folder(tmp_path)
     batch = fetched(samples_of(Shards(tmp_path)), 0, 1).content
     assert (batch["n"].tolist(), batch["t"]) == ([1, 2], ["a", "b"])
     assert [each.tolist() for each in batch["l"]] == [[1, 3], [2, 4]]
@@ -293,15 +282,6 @@ def test_columns_of_what_has_none_are_refused(tmp_path: Path) -> None:
     indexed("tar", tmp_path)
     with pytest.raises(TaskError, match="these shards are tar"):
         Shards(tmp_path, columns=["jpg"])
-
-
-def test_an_iterable_dataset_is_refused_with_both_remedies() -> None:
-    class Endless(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(())
-
-    with pytest.raises(TaskError, match=r"(?s)quorate\.Stream\(open.*quorate\.Shards\(PATH\).*quorate data index PATH"):
-        check_dataset(Endless(), "training")
 
 
 # --- bad data
@@ -500,7 +480,7 @@ def test_missing_numbers_are_bad_samples_of_their_rows(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(pa.table({"x": pa.array([1.5, None, 2.5])}), tmp_path / "a.parquet")
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    index_folder(tmp_path)
     answer = fetched(samples_of(Shards(tmp_path), skips=True), 0, 1, 2)
     assert answer.bad == (1,)
     assert answer.content["x"].tolist() == [1.5, 2.5]

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from data.shards.shard_files import small_blocks, write_shards
+from data.shards.shard_files import write_shards
 from quorate.data.bad_sample import Unreachable
 from quorate.shards import files
 from quorate.shards.blocks import ShardBlocks
 from quorate.shards.index import ShardIndex
 from quorate.shards.indexing import build_index
 from quorate.storage.objects import ObjectMissing
-
-__all__ = ["small_blocks"]
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 THREADS = 4

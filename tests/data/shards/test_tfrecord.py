@@ -15,17 +15,14 @@ import torch
 
 import gang
 from bits.bit_tasks import Regression
-from data.shards.shard_files import assert_same, small_blocks, write_shards, write_tfrecord
+from data.shards.shard_files import assert_same, index_folder, write_shards, write_tfrecord
 from data.shards.test_formats import all_records
 from quorate.core.errors import RequestError
 from quorate.shards.dataset import Shards
 from quorate.shards.formats.format import BadRecord
 from quorate.shards.formats.kinds import is_compressed_shard, kind_of
 from quorate.shards.formats.tfrecord import parse_example
-from quorate.shards.index import NAME, save_index
 from quorate.shards.indexing import build_index
-
-__all__ = ["small_blocks"]
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -167,7 +164,7 @@ def test_training_on_them_comes_to_the_same_bits_on_any_number_of_workers(tmp_pa
     for shard in range(3):
         rows = [{"id": [row % 7], "x": random.random(4, numpy.float32), "raw": random.bytes(90)} for row in range(20)]
         write_tfrecord(folder / f"{shard}.tfrecord", rows)
-    save_index(build_index(str(folder)), folder / NAME)
+    index_folder(folder)
     digests = set()
     for workers in (1, 2, 3):
         place = tmp_path / str(workers)

@@ -33,37 +33,30 @@ def test_a_run_may_go_on_with_servers_that_keep_the_bits(
     assert (not refused_on_resume(old, new)) is keeps
 
 
+ASYNCHRONOUS = {"mode": "asynchronous"}
+
+
 @pytest.mark.parametrize(
-    ("strategy", "path"),
+    ("strategy", "keys", "path", "words"),
     [
-        ({"mode": "bounded"}, "strategy.staleness"),
-        ({"staleness": 2}, "strategy.staleness"),
-        ({"damping": True}, "strategy.damping"),
+        ({"mode": "bounded"}, {}, "strategy.staleness", ""),
+        ({"staleness": 2}, {}, "strategy.staleness", ""),
+        ({"damping": True}, {}, "strategy.damping", ""),
+        pytest.param(ASYNCHRONOUS, {"average": {"decay": 0.9}}, "average", "", id="an average needs steps"),
+        pytest.param(ASYNCHRONOUS, {"balance": "speed"}, "balance", "", id="balance needs steps"),
+        # Nobody has the sum of the gradients.
+        ({}, {"precision": "fp16"}, "precision", "not possible with strategy: parameter-server"),
+        (ASYNCHRONOUS, {"precision": "fp16"}, "precision", "not possible with strategy: parameter-server"),
     ],
 )
-def test_keys_of_servers_that_do_not_go_together_are_told(strategy: dict[str, Any], path: str) -> None:
+def test_keys_that_do_not_go_with_servers_are_told(
+    strategy: dict[str, Any], keys: dict[str, Any], path: str, words: str
+) -> None:
     with pytest.raises(JobFileError) as raised:
-        rules.checked_job({**PLAIN, "strategy": {"kind": "parameter-server", **strategy}})
-    assert [problem.path for problem in raised.value.problems] == [path]
-
-
-@pytest.mark.parametrize(("key", "value"), [("average", {"decay": 0.9}), ("balance", "speed")])
-def test_what_needs_steps_is_refused_where_there_are_units(key: str, value: Any) -> None:
-    strategy = {"kind": "parameter-server", "mode": "asynchronous"}
-    with pytest.raises(JobFileError) as raised:
-        rules.checked_job({**PLAIN, key: value, "strategy": strategy})
-    assert [problem.path for problem in raised.value.problems] == [key]
-
-
-@pytest.mark.parametrize(
-    "strategy", ["parameter-server", {"kind": "parameter-server", "mode": "asynchronous"}], ids=str
-)
-def test_a_loss_is_not_scaled_where_nobody_has_the_sum_of_the_gradients(strategy: Any) -> None:
-    with pytest.raises(JobFileError) as raised:
-        rules.checked_job({**PLAIN, "precision": "fp16", "strategy": strategy})
+        rules.checked_job({**PLAIN, **keys, "strategy": {"kind": "parameter-server", **strategy}})
     (problem,) = raised.value.problems
-    assert problem.path == "precision"
-    assert "not possible with strategy: parameter-server" in problem.text
+    assert problem.path == path
+    assert words in problem.text
 
 
 def test_a_mode_is_told_with_where_it_was_said_and_not_where_its_strategy_was() -> None:
