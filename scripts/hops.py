@@ -174,7 +174,7 @@ def trained(*, workers: int, pause: float, kills: bool) -> list[Call]:
 
 
 def kill_one(traces: Path, workers: int) -> None:
-    """Once all workers have trained for longer than the second that `of_death` looks back on: their start is not in it."""
+    """Once all have trained for longer than the second that `of_death` looks back on: their start is not in it."""
     over = time.monotonic() + LIMIT
     while time.monotonic() < over:
         steps = {int(file.name): file.read_text().count(f"call {STEP}\n") for file in traces.iterdir()}

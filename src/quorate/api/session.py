@@ -359,20 +359,14 @@ def is_private(spec: JobSpec) -> bool:
 def _refuse_what_is_missing(spec: JobSpec) -> None:
     """Before anything is started."""
     refuse_missing_engine(spec)  # its extra has what the next ones may lack, too
-    _refuse_without_key(spec)
+    if (sealing := spec.checkpoint.sealing) is not None:  # the first save would be too late
+        try:
+            resolve_name(sealing.opened_by)(sealing)
+        except CheckpointError as error:
+            raise RunError(f"checkpoint.encrypt: {error}") from None
     if spec.encrypt is True or (spec.encrypt == "auto" and spec.engine.is_cluster):
         refuse_without_library()  # for what makes certificates
     refuse_missing_libraries(spec.track)
-
-
-def _refuse_without_key(spec: JobSpec) -> None:
-    """Before anything is started: the first save would be too late."""
-    if spec.checkpoint.sealing is None:
-        return
-    try:
-        resolve_name(spec.checkpoint.sealing.opened_by)(spec.checkpoint.sealing)
-    except CheckpointError as error:
-        raise RunError(f"checkpoint.encrypt: {error}") from None
 
 
 @contextlib.contextmanager

@@ -269,7 +269,7 @@ class CheckpointFolder:
         raises, and of an older generation than has committed here. One of the same state stays; a damaged one goes."""
         final = self.folder / checkpoint_name(manifest.cursor)
         source = self.open_here(manifest.cursor, name=attempt)
-        if present := self._present(final, manifest):
+        if final.exists() and (present := self._present(final, manifest)):
             source.give_up()
             return present
         whole, written = self._completed(manifest, source)
@@ -293,7 +293,7 @@ class CheckpointFolder:
 
     def _present(self, final: Path, manifest: Manifest) -> CheckpointInfo | None:
         """The whole checkpoint that is there already; refused where it is of another state."""
-        if not final.exists() or not isinstance(present := self._checked(look_at(final)), CheckpointInfo):
+        if not isinstance(present := self._checked(look_at(final)), CheckpointInfo):
             return None
         _refuse_another_state(present, manifest)
         return present
