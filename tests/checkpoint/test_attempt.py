@@ -17,7 +17,13 @@ from sealing import cipher
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> FolderAttempt:
-    return CheckpointFolder(tmp_path / "checkpoints").open_here(Cursor(1))
+    return opened(CheckpointFolder(tmp_path / "checkpoints"))
+
+
+def opened(folder: CheckpointFolder) -> FolderAttempt:
+    attempt = folder.open(Cursor(1))
+    assert isinstance(attempt, FolderAttempt)
+    return attempt
 
 
 def write(attempt: FolderAttempt, index: int, parts: int = 2, content: bytes = b"content") -> Any:
@@ -58,7 +64,7 @@ def test_parts_come_in_any_order_and_are_counted_when_they_are_whole(attempt: Fo
 
 
 def test_two_attempts_at_the_same_cursor_do_not_meet(attempt: FolderAttempt) -> None:
-    other = CheckpointFolder(attempt.path.parent).open_here(Cursor(1))
+    other = opened(CheckpointFolder(attempt.path.parent))
     assert other.path != attempt.path
     write(other, 0)
     assert attempt.written() == {}
@@ -170,7 +176,7 @@ def test_its_space_is_given_back_also_where_it_cannot_be_renamed(
 
 
 def test_what_writers_say_of_an_encrypted_checkpoint_is_not_in_plain(tmp_path: Path) -> None:
-    attempt = CheckpointFolder(tmp_path, cipher=cipher(bytes(32))).open_here(Cursor(1))
+    attempt = opened(CheckpointFolder(tmp_path, cipher=cipher(bytes(32))))
     attempt.vouch(0, b"a secret name")
     attempt.vouch(3, b"another")
     assert attempt.vouchers() == {0: b"a secret name", 3: b"another"}

@@ -251,10 +251,6 @@ class CheckpointFolder:
     # --- writing
 
     def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt:
-        return self.open_here(cursor, needed, name)
-
-    def open_here(self, cursor: Cursor, needed: int = 0, name: str = "") -> FolderAttempt:
-        """The same in the folder itself."""
         path = self.folder / (name or new_name(cursor))
         if not name:
             try:
@@ -268,7 +264,7 @@ class CheckpointFolder:
         """Make a checkpoint of an attempt, of which the caller has seen that all parts are there. Refused where `check`
         raises, and of an older generation than has committed here. One of the same state stays; a damaged one goes."""
         final = self.folder / checkpoint_name(manifest.cursor)
-        source = self.open_here(manifest.cursor, name=attempt)
+        source = FolderAttempt(self.folder / attempt, manifest.cursor, 0, self.digest, self.cipher)
         if final.exists() and (present := self._present(final, manifest)):
             source.give_up()
             return present

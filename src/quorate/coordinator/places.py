@@ -88,6 +88,8 @@ def must_hand_over(members: Members) -> bool:
 
     Where nobody is there to copy it a checkpoint is enough.
     """
+    if not any(known.is_leaving for known in members.enrolled):
+        return False
     if members.settings.mesh is not None:
         staying = [known for known in members.enrolled if not known.is_leaving]
         is_kept = members.is_held_by(staying) or any(known.is_saved for known in members.enrolled)

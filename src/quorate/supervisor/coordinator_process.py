@@ -94,18 +94,19 @@ class CoordinatorProcess:
         """End it at once; the next round sees that."""
         self._process.kill()
 
-    def look(self, answered: float) -> None:
-        """End one that hangs: it does not come to listen, or has not answered since then, or since it began to."""
-        if not self.listens:
-            if self._process.is_alive:
-                self._await_answer(self._timing.coordinator_start(self._ended, self._took))
-            return
-        limit = self._timing.failure_timeout * 2.0**self._ended
-        if answered > self._answered:
-            self._answered, self._waited = answered, WatchedTime(self._clock())
-        silence = self._waited.look(self._clock(), limit)
-        if silence > limit and self.is_alive:
-            self._end(f"has not answered for {silence:.1f} s")
+    def look(self, answered: float) -> bool:
+        """End one that hangs: it does not come to listen, or has not answered since then, or since it began to. Whether
+        it is alive."""
+        if self.listens:
+            limit = self._timing.failure_timeout * 2.0**self._ended
+            if answered > self._answered:
+                self._answered, self._waited = answered, WatchedTime(self._clock())
+            silence = self._waited.look(self._clock(), limit)
+            if silence > limit and self._process.is_alive:
+                self._end(f"has not answered for {silence:.1f} s")
+        elif self._process.is_alive:
+            self._await_answer(self._timing.coordinator_start(self._ended, self._took))
+        return self._process.is_alive
 
     def replace(self, changes: Mapping[str, Any]) -> bool:
         """Have another take the place of one that is dead; False if too many have died for nothing.

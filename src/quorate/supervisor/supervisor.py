@@ -299,8 +299,7 @@ class Supervisor:
     def _keep(self) -> bool:
         """See to it that there is a coordinator that answers; whether it is another one now."""
         coordinator, watch = self._coordinator, self._watch
-        coordinator.look(watch.answered)
-        if coordinator.is_alive or watch.outcome is not None:
+        if coordinator.look(watch.answered) or watch.outcome is not None:
             return False
         if self._is_run_elsewhere():
             message = (

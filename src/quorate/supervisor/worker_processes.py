@@ -208,8 +208,9 @@ class WorkerProcesses:
         self._setup_due = now + SETUP_GLANCE
         for message in self._setup.look(now, unstarted | self._phases):
             self._notify(message)
-        for setup in self._setup.overdue(now):
-            self._end_setup(setup, setup.overdue(now, self._setup.limit or 0.0))
+        if (limit := self._setup.limit) is not None:
+            for setup in self._setup.overdue(now):
+                self._end_setup(setup, setup.overdue(now, limit))
 
     def _end_setup(self, setup: Setup, why: str) -> None:
         """Others may train meanwhile: only where nobody can does it end the job.
