@@ -1,14 +1,16 @@
-"""Counts the functions and files of the package on the way of a step, of a save and of a worker's death.
+"""Counts the functions and files of the package on the way of a launch, of a step, of a save and of a worker's death.
 
 ::
 
-    python scripts/hops.py                  all three
+    python scripts/hops.py                  all four
     python scripts/hops.py step --list      one of them, and what was called in it
 
-A small job is trained with `sys.setprofile` set in each of its processes. A step is one turn of the loop of a job with
-one lane on one worker; a save is the one at its end, in all threads of the worker; a death lasts from the SIGKILL of
-one of two workers until the other has completed its next step, in all processes, without what they call anyway
-(heartbeats).
+A small job is trained with `sys.setprofile` set in each of its processes. A launch is what the launcher calls, in all
+its threads, from the resolved job until it has handled the first completed step; a step is one turn of the loop of a
+job with one lane on one worker; a save is the one at its end, in all threads of the worker; a death lasts from the
+SIGKILL of one of two workers until the other has completed its next step, in all processes, without what they call
+anyway in the second before (steps, heartbeats). What writes and masks the log is not counted, nor are bodies of
+classes.
 """
 
 import argparse
@@ -24,10 +26,12 @@ from itertools import pairwise
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "quorate"
+START, STARTED = "api/session.py start", "supervisor/worker_processes.py WorkerProcesses.note_step"
 STEP, SAVE = "training/loop.py Loop._step", "training/loop.py Loop._save"
+LOGGING = ("core/log_records.py", "core/masking.py", "storage/log_file.py")
 CONNECT = ("collectives/connect.py connect",)
 LIMIT = 120.0
-STEPS = 40
+STEPS = 80
 
 TASK = """
 import time
@@ -60,8 +64,8 @@ files = {}
 def trace(frame, event, argument):
     if event in ("call", "return") and frame.f_code.co_filename.startswith(ROOT):
         name = frame.f_code.co_qualname
-        if name.endswith(">") and not name.endswith("<lambda>"):
-            return  # a module, a generator expression or a comprehension belongs to what it stands in
+        if not frame.f_code.co_flags & 1 or name.endswith(("<genexpr>", "comp>")):
+            return  # a module, a class; a generator expression or a comprehension belongs to what it stands in
         pid = os.getpid()
         file = files.get(pid)
         if file is None:
@@ -89,14 +93,14 @@ class Call:
 def main() -> None:
     """Count, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", help="step, save or death (default: all)")
+    parser.add_argument("what", nargs="*", help="launch, step, save or death (default: all)")
     parser.add_argument("--list", action="store_true", help="also print what was called")
     arguments = parser.parse_args()
-    wanted = arguments.what or ["step", "save", "death"]
+    wanted = arguments.what or ["launch", "step", "save", "death"]
     found: dict[str, list[str]] = {}
-    if {"step", "save"} & set(wanted):
+    if {"launch", "step", "save"} & set(wanted):
         calls = trained(workers=1, pause=0.0, kills=False)
-        found |= {"step": of_step(calls), "save": of_save(calls)}
+        found |= {"launch": of_launch(calls), "step": of_step(calls), "save": of_save(calls)}
     if "death" in wanted:
         found["death"] = of_death(trained(workers=2, pause=0.05, kills=True))
     for what in wanted:
@@ -104,6 +108,13 @@ def main() -> None:
         print(f"{what}: {len(names)} functions in {len({name.split()[0] for name in names})} files")
         if arguments.list:
             print("".join(f"    {name}\n" for name in names), end="")
+
+
+def of_launch(calls: list[Call]) -> list[str]:
+    """In the launcher, from the call with the resolved job to the first step that it has handled."""
+    begin = next(call for call in calls if call.name == START)
+    end = next(call for call in calls if call.name == STARTED)
+    return _names(call for call in calls if call.pid == begin.pid and begin.time <= call.time < end.time)
 
 
 def of_step(calls: list[Call]) -> list[str]:
@@ -163,11 +174,11 @@ def trained(*, workers: int, pause: float, kills: bool) -> list[Call]:
 
 
 def kill_one(traces: Path, workers: int) -> None:
-    """Once all workers have trained for some steps."""
+    """Once all have trained for longer than the second that `of_death` looks back on: their start is not in it."""
     over = time.monotonic() + LIMIT
     while time.monotonic() < over:
         steps = {int(file.name): file.read_text().count(f"call {STEP}\n") for file in traces.iterdir()}
-        training = [pid for pid, count in steps.items() if count >= STEPS // 4]
+        training = [pid for pid, count in steps.items() if count >= STEPS // 2]
         if len(training) == workers:
             os.kill(max(training), signal.SIGKILL)
             return
@@ -185,7 +196,8 @@ def _read(file: Path) -> list[Call]:
 
 def _names(calls: Iterable[Call]) -> list[str]:
     """Each function once, in the order of its first call."""
-    return list(dict.fromkeys(call.name for call in calls if call.event == "call"))
+    called = dict.fromkeys(call.name for call in calls if call.event == "call")
+    return [name for name in called if not name.startswith(LOGGING)]
 
 
 if __name__ == "__main__":

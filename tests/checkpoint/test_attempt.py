@@ -17,7 +17,13 @@ from sealing import cipher
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> FolderAttempt:
-    return CheckpointFolder(tmp_path / "checkpoints").open_here(Cursor(1))
+    return opened(CheckpointFolder(tmp_path / "checkpoints"))
+
+
+def opened(folder: CheckpointFolder) -> FolderAttempt:
+    attempt = folder.open(Cursor(1))
+    assert isinstance(attempt, FolderAttempt)
+    return attempt
 
 
 def write(attempt: FolderAttempt, index: int) -> Any:
@@ -137,7 +143,7 @@ def test_its_space_is_given_back_also_where_it_cannot_be_renamed(
 
 
 def test_what_writers_say_of_an_encrypted_checkpoint_is_not_in_plain(tmp_path: Path) -> None:
-    attempt = CheckpointFolder(tmp_path, cipher=cipher(bytes(32))).open_here(Cursor(1))
+    attempt = opened(CheckpointFolder(tmp_path, cipher=cipher(bytes(32))))
     attempt.vouch(0, b"a secret name")
     attempt.vouch(3, b"another")
     assert attempt.vouchers() == {0: b"a secret name", 3: b"another"}

@@ -19,7 +19,7 @@ from quorate.checkpoint.pieces import Box, Piece
 from quorate.checkpoint.reshard import collected, join_skeletons
 from quorate.checkpoint.store import CheckpointFolder, CheckpointStore
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.checkpoint.tree import Encoded, check_pieces, check_written, decode, encode
+from quorate.checkpoint.tree import Encoded, check_written, decode, encode
 from quorate.core.errors import CheckpointError
 from quorate.replica.device import same_bits
 from sealing import cipher
@@ -70,7 +70,7 @@ def test_what_is_read_equals_a_slice_of_the_whole(
     }
     cuts = {"w": cut_for(shape, members, random)}
     state = joined(spread(tree, cuts, members))
-    check_pieces(state.skeleton)
+    check_written(state.skeleton, [state.tensors])
     found = put_together(state)
     assert found["step"] == 7
     assert all(same_bits(found[name], tree[name]) for name in ("w", "v", "buffer"))
@@ -97,12 +97,12 @@ WHOLE = {"w": numbered((4, 3)), "plain": torch.ones(2)}
 def test_a_gap_an_overlap_and_another_shape_are_refused_by_the_name_of_the_tensor() -> None:
     one, other = spread(WHOLE, {"w": HALVES}, 2)
     with pytest.raises(CheckpointError, match=r"'w' of shape .* is not whole"):
-        check_pieces(one.skeleton)
+        check_written(one.skeleton, [one.tensors])
     with pytest.raises(CheckpointError, match=r"'w' of shape .* is not whole"):
         put_together(one)
     (overlapping,) = spread(WHOLE, {"w": [Box((1, 0), (3, 3))]}, 1)
     with pytest.raises(CheckpointError, match="'w' has pieces that overlap"):
-        check_pieces(joined([one, overlapping]).skeleton)
+        check_written(joined([one, overlapping]).skeleton, [])
     (smaller,) = spread({"w": numbered((3, 3)), "plain": torch.ones(2)}, {"w": [Box((2, 0), (1, 3))]}, 1)
     with pytest.raises(CheckpointError, match="'w' has another shape"):
         joined([one, smaller])
@@ -204,7 +204,7 @@ def test_a_whole_tensor_that_is_missing_is_named() -> None:
 def test_replicas_of_a_piece_are_one_and_pieces_of_one_name_are_alike() -> None:
     one, other = spread(WHOLE, {"w": HALVES}, 2)
     state = joined([one, other, one])
-    check_pieces(state.skeleton)
+    check_written(state.skeleton, [state.tensors])
     assert same_bits(put_together(state)["w"], WHOLE["w"])
     (longer,) = spread(WHOLE, {"w": [Box((0, 0), (3, 3))]}, 1)
     with pytest.raises(CheckpointError, match=r"'w@0,0' has size \[2, 3\] for one worker and \[3, 3\] for another"):

@@ -44,7 +44,7 @@ def start(pump: OutputPump, code: str, slot: int = 0) -> subprocess.Popen[bytes]
     stdout, stderr = pipes.write_ends
     process = subprocess.Popen([sys.executable, "-c", code], stdout=stdout, stderr=stderr)
     close_all(pipes.write_ends)
-    pump.read_worker(pipes, slot, process.pid, ["token-of-the-job"])
+    pump.read(pipes, process.pid, slot, ["token-of-the-job"])
     return process
 
 

@@ -156,15 +156,15 @@ class Part:
         self.run.logs.mkdir(exist_ok=True)  # logs may be removed to save space, and the run resumed after that
         log_file = LogFile(self.run.logs / "launcher.jsonl", {"process": place.process})
         logged = also_logging(RecordHandler(place, log_file.append), self._spec.log_level)
-        with contextlib.closing(log_file), logged, self._mirrored(), self.run.reserving():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.closing(log_file))
+            stack.enter_context(logged)
+            if self._spec.engine.object_store is not None or self.run.stored is not None:
+                from quorate.stores.stored_run import mirrored
+
+                stack.enter_context(mirrored(self.run, self._spec))
+            stack.enter_context(self.run.reserving())
             return self._train(signals)
-
-    def _mirrored(self) -> contextlib.AbstractContextManager[None]:
-        if self._spec.engine.object_store is None and self.run.stored is None:
-            return contextlib.nullcontext()
-        from quorate.stores.stored_run import mirrored
-
-        return mirrored(self.run, self._spec)
 
     def _train(self, signals: Signals) -> Result:
         self._signals = signals

@@ -254,24 +254,33 @@ def _begin(
 ) -> Result:
     """Train the first part of a run, after those of its lineage; a branch, which begins from a checkpoint, has that
     behind it."""
-
-    def train(folder: RunFolder, job: ResolvedJob, checkpoint: CheckpointInfo | None, setup: Setup) -> Result:
-        def record(now: Prepared) -> None:
-            if job.spec.lineage and checkpoint is not None and folder.path != run.path:
-                then = checkpoint.manifest.environment
-                refuse_other_code(folder, then, now, "Undo the change, or train the job again from the start.")
-            folder.write_environment(now.facts)
-            keep_task(folder, resolved.spec.task, now.source, setup.place)
-
-        return Part(folder, job, setup, record, checkpoint).train(signals)
-
     if resolved.spec.lineage and checkpoint is None:
         _refuse_until(setup.until, resolved.spec.lineage[-1].until)
-        begin = _train_lineage(run, resolved, setup, train)
+        begin = _train_lineage(run, resolved, setup, signals)
         if isinstance(begin, Result):
             return begin
         checkpoint = begin
-    return train(run, resolved, checkpoint, setup)
+    return _train_part(run, resolved, setup, signals, checkpoint)
+
+
+def _train_part(
+    run: RunFolder,
+    job: ResolvedJob,
+    setup: Setup,
+    signals: Signals,
+    checkpoint: CheckpointInfo | None,
+    follows: CheckpointInfo | None = None,
+) -> Result:
+    """Train a part that has its folder for itself; one that `follows` a checkpoint must have the same code."""
+
+    def record(now: Prepared) -> None:
+        if follows is not None:
+            then = follows.manifest.environment
+            refuse_other_code(run, then, now, "Undo the change, or train the job again from the start.")
+        run.write_environment(now.facts)
+        keep_task(run, job.spec.task, now.source, setup.place)
+
+    return Part(run, job, setup, record, checkpoint).train(signals)
 
 
 def _lineage_folder(run: RunFolder) -> Path:
@@ -290,12 +299,7 @@ def _has_trained_parts(run: RunFolder) -> bool:
     return any(CheckpointFolder.at(part.checkpoints).list() for part in parts)
 
 
-def _train_lineage(
-    run: RunFolder,
-    resolved: ResolvedJob,
-    setup: Setup,
-    train: Callable[[RunFolder, ResolvedJob, CheckpointInfo | None, Setup], Result],
-) -> CheckpointInfo | Result:
+def _train_lineage(run: RunFolder, resolved: ResolvedJob, setup: Setup, signals: Signals) -> CheckpointInfo | Result:
     """Train what a job was before: each part of its lineage is a run of its own inside the run, which it leads to.
 
     The checkpoint that the run begins from or, where somebody has stopped it on the way, what the run has come to.
@@ -309,11 +313,12 @@ def _train_lineage(
             part.write_job(job_text(job), is_private=not run.job_file.stat().st_mode & 0o077)
         if (part.whole_result() or {}).get("ending") != PAUSED:
             is_begun = bool(CheckpointFolder.at(part.checkpoints).list())
-            own = newest_checkpoint(part, job.spec, job.spec.checkpoint) if is_begun else None
+            begin = newest_checkpoint(part, job.spec, job.spec.checkpoint) if is_begun else checkpoint
             part.result_file.unlink(missing_ok=True)
+            own = replace(setup, until=entry.until, notices=())
             try:
                 with part.lock():
-                    result = train(part, job, own or checkpoint, replace(setup, until=entry.until, notices=()))
+                    result = _train_part(part, job, own, signals, begin, follows=begin if job.spec.lineage else None)
             except JobFailed as failed:
                 raise _failed_part(run, failed) from None
             if result.fields.get("ending") != PAUSED:
@@ -359,20 +364,14 @@ def is_private(spec: JobSpec) -> bool:
 def _refuse_what_is_missing(spec: JobSpec) -> None:
     """Before anything is started."""
     refuse_missing_engine(spec)  # its extra has what the next ones may lack, too
-    _refuse_without_key(spec)
+    if (sealing := spec.checkpoint.sealing) is not None:  # the first save would be too late
+        try:
+            resolve_name(sealing.opened_by)(sealing)
+        except CheckpointError as error:
+            raise RunError(f"checkpoint.encrypt: {error}") from None
     if spec.encrypt is True or (spec.encrypt == "auto" and spec.engine.is_cluster):
         refuse_without_library()  # for what makes certificates
     refuse_missing_libraries(spec.track)
-
-
-def _refuse_without_key(spec: JobSpec) -> None:
-    """Before anything is started: the first save would be too late."""
-    if spec.checkpoint.sealing is None:
-        return
-    try:
-        resolve_name(spec.checkpoint.sealing.opened_by)(spec.checkpoint.sealing)
-    except CheckpointError as error:
-        raise RunError(f"checkpoint.encrypt: {error}") from None
 
 
 @contextlib.contextmanager

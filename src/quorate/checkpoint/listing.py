@@ -11,7 +11,7 @@ from quorate.checkpoint.manifest import MANIFEST, MOST_INCARNATIONS, Manifest
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
 from quorate.core.generation import Cursor, Phase
 from quorate.core.regular_file import read_regular
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import stored_by
 
 WRITING = ".writing-"
 """How the name of a save on its way begins; that of a checkpoint says where in the job it was saved."""
@@ -174,7 +174,7 @@ class ShownFolder(ABC):
 
 def shown_by(folder: Path) -> ShownFolder | None:
     """What a folder of checkpoints shows; None for one that has them itself."""
-    store = RunFolder(folder.parent).stored
+    store = stored_by(folder.parent)
     if store is None:
         return None
     shown = resolve_name("quorate.stores.stored_run:ObjectFolder")(store, folder)

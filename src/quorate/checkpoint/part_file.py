@@ -161,7 +161,12 @@ def _write(path: Path, chunks: Iterable[Buffer], digesters: Mapping[str, Any]) -
         # system that lies. It costs no time, since the disk is waited for meanwhile.
         with ThreadPoolExecutor(1, "fsync") as thread:
             synced = thread.submit(os.fsync, descriptor)
-            found = _read_back(descriptor, size)
+            scratch, at = memoryview(bytearray(min(PIECE, size))), 0
+            read_back = _MAKERS[XXH3]()
+            while at < size and (count := os.preadv(descriptor, [scratch[: size - at]], at)):
+                read_back.update(scratch[:count])
+                at += count
+            found = read_back.hexdigest()
         synced.result()
     finally:
         os.close(descriptor)
@@ -172,14 +177,3 @@ def _write(path: Path, chunks: Iterable[Buffer], digesters: Mapping[str, Any]) -
             f"{expected}. The state changed while it was written, or this disk is bad."
         )
     return size
-
-
-def _read_back(descriptor: int, size: int) -> str:
-    digester = _MAKERS[XXH3]()
-    scratch = memoryview(bytearray(min(PIECE, size)))
-    at = 0
-    while at < size and (count := os.preadv(descriptor, [scratch[: size - at]], at)):
-        digester.update(scratch[:count])
-        at += count
-    found: str = digester.hexdigest()
-    return found

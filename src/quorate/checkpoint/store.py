@@ -251,10 +251,6 @@ class CheckpointFolder:
     # --- writing
 
     def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt:
-        return self.open_here(cursor, needed, name)
-
-    def open_here(self, cursor: Cursor, needed: int = 0, name: str = "") -> FolderAttempt:
-        """The same in the folder itself."""
         path = self.folder / (name or new_name(cursor))
         if not name:
             try:
@@ -268,8 +264,8 @@ class CheckpointFolder:
         """Make a checkpoint of an attempt, of which the caller has seen that all parts are there. Refused where `check`
         raises, and of an older generation than has committed here. One of the same state stays; a damaged one goes."""
         final = self.folder / checkpoint_name(manifest.cursor)
-        source = self.open_here(manifest.cursor, name=attempt)
-        if present := self._present(final, manifest):
+        source = FolderAttempt(self.folder / attempt, manifest.cursor, 0, self.digest, self.cipher)
+        if final.exists() and (present := self._present(final, manifest)):
             source.give_up()
             return present
         whole, written = self._completed(manifest, source)
@@ -293,7 +289,7 @@ class CheckpointFolder:
 
     def _present(self, final: Path, manifest: Manifest) -> CheckpointInfo | None:
         """The whole checkpoint that is there already; refused where it is of another state."""
-        if not final.exists() or not isinstance(present := self._checked(look_at(final)), CheckpointInfo):
+        if not isinstance(present := self._checked(look_at(final)), CheckpointInfo):
             return None
         _refuse_another_state(present, manifest)
         return present

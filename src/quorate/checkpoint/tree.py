@@ -132,23 +132,17 @@ def tensor_forms(skeleton: Any) -> Iterator[tuple[Place, Form]]:
 
 
 def check_written(skeleton: Any, written: Iterable[Iterable[str]]) -> None:
-    """Raise `CheckpointError` unless each tensor of a skeleton was written, whole, by one of those who say what they
-    have: a checkpoint that lacks one would be found out by whoever needs it."""
-    check_pieces(skeleton)
+    """Raise `CheckpointError` unless each tensor of a skeleton was written, whole and each element once, by one of
+    those who say what they have: a checkpoint that lacks one would be found out by whoever needs it."""
     counts = Counter(chain.from_iterable(written))
     for place, form in tensor_forms(skeleton):
+        if "pieces" in form:
+            check_cover(dotted(place), tuple(form["shape"]), list(pieces_of(form).values()))
         for name in [form["tensor"]] if "tensor" in form else pieces_of(form):
             if counts[name] != 1:
                 raise CheckpointError(
                     f"'{dotted(place)}' was written by {counts[name]} workers as {name!r}, not by one"
                 )
-
-
-def check_pieces(skeleton: Any) -> None:
-    """Raise `CheckpointError` where the pieces of a tensor are not the whole, each element once."""
-    for place, form in tensor_forms(skeleton):
-        if "pieces" in form:
-            check_cover(dotted(place), tuple(form["shape"]), list(pieces_of(form).values()))
 
 
 @dataclass

@@ -204,11 +204,11 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
         state, actions = replace(state, members=members), (*actions, *dismissals)
     if isinstance(state, Training):
         return Decision(state, actions, reason)
-    is_deserted = not members.enrolled and not members.awaited
-    is_over = (members.generations and holds_nothing(members)) or is_deserted or is_stranded(members)
-    if members.stop is not None and is_over:
-        # There is nothing to save that is not saved: to begin once more would only take the job back.
-        return stopped(members.stop, actions, reason)
+    if members.stop is not None:
+        is_deserted = not members.enrolled and not members.awaited
+        if (members.generations and holds_nothing(members)) or is_deserted or is_stranded(members):
+            # There is nothing to save that is not saved: to begin once more would only take the job back.
+            return stopped(members.stop, actions, reason)
     waiting = _waits_for(members)
     if waiting:
         return Decision(state, actions, f"{reason}; {waiting}")
@@ -216,7 +216,7 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
     # looked for the newest checkpoint since nobody does: whoever was started before would silently take the job back.
     has_founder = any(known.worker in members.founders and not known.is_leaving for known in members.keepers)
     is_sound = not members.generations or members.has_state or has_founder
-    if is_sound and (stuck := _cannot_begin_again(members)):
+    if is_sound and members.settings.mesh is not None and (stuck := _cannot_begin_again(members)):
         told = (
             "a part of the state is lost, and no checkpoint exists: other processes in the place of"
             f" {names_of(known.worker for known in stuck)} begin again"

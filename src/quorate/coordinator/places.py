@@ -37,20 +37,20 @@ def places_of(workers: int, servers: int) -> tuple[int, ...]:
 
 def taking_part(members: Members) -> list[Enrolled]:
     """Which workers make up the next generation if nothing speaks against it, by their ids."""
-    workers = [known for known in members.enrolled if not known.is_server]
+    workers, hands_over = [known for known in members.enrolled if not known.is_server], must_hand_over(members)
     if members.settings.mesh is not None:
         # Each in the place of its number. Who leaves takes part once more, where only a save keeps what it holds.
-        chosen = [known for known in workers if not known.is_leaving or must_hand_over(members)]
+        chosen = [known for known in workers if not known.is_leaving or hands_over]
         return sorted(chosen, key=lambda known: known.worker)
     staying = sorted((known for known in workers if not known.is_leaving), key=lambda known: known.worker)
     # Those first who need not copy anything and are at work already; else those who have most to begin with.
     staying.sort(key=lambda known: Cursor() if known.has_trained else known.cursor, reverse=True)
     staying.sort(key=lambda known: known.is_ready and not known.has_trained)
     chosen = staying[: members.wanted]
-    if must_hand_over(members) and members.settings.servers:
+    if hands_over and members.settings.servers:
         # Servers save what they hold at a step boundary, to which workers lead: also those who leave themselves.
         chosen = chosen or sorted(workers, key=lambda known: known.worker)[: members.wanted]
-    elif must_hand_over(members):
+    elif hands_over:
         leaving = sorted(_holders(members), key=lambda known: known.worker)
         # Those who stay copy from one who leaves, for as long as that takes; unless it would host no lane.
         chosen = (
@@ -88,6 +88,8 @@ def must_hand_over(members: Members) -> bool:
 
     Where nobody is there to copy it a checkpoint is enough.
     """
+    if not any(known.is_leaving for known in members.enrolled):
+        return False
     if members.settings.mesh is not None:
         staying = [known for known in members.enrolled if not known.is_leaving]
         is_kept = members.is_held_by(staying) or any(known.is_saved for known in members.enrolled)

@@ -150,7 +150,9 @@ def _memory(folder: Path) -> tuple[int, int] | None:
     ):
         limit = _number(folder / limit_file)
         if limit is not None and limit < UNLIMITED:
-            words = _words(folder / "memory.stat")
+            words: list[str] = []
+            with contextlib.suppress(OSError):
+                words = (folder / "memory.stat").read_text().split()
             amounts = dict(zip(words[::2], words[1::2], strict=False))
             kept = sum(int(amounts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
             used = (_number(folder / usage_file) or 0) - kept
@@ -160,12 +162,7 @@ def _memory(folder: Path) -> tuple[int, int] | None:
 
 def _number(file: Path, position: int = 0) -> int | None:
     """A number in a file; None for the words of no limit, `max` and -1, and where there is no such file."""
-    words = _words(file)
-    return int(words[position]) if len(words) > position and words[position].isdecimal() else None
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text().split()
-    except OSError:
-        return []
+    with contextlib.suppress(OSError):
+        words = file.read_text().split()
+        return int(words[position]) if len(words) > position and words[position].isdecimal() else None
+    return None

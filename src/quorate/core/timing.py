@@ -63,16 +63,12 @@ class Timing:
         """What the start of a coordinator may take: longer after each of so many tries that took too long, and where
         the last one that came to listen took that many seconds. What ends it too early ends the next one, too."""
         least = max(self.failure_timeout, LEAST_START, _TIMES_THE_LAST * last)
-        return min(least * 2.0**tries, self._longest_start)
+        return min(least * 2.0**tries, max(LONGEST_START, self.failure_timeout))
 
     @property
     def absence(self) -> float:
         """A coordinator may be away for so long, where nobody can tell whether its launcher lives."""
-        return max(self.storm, MOST_STARTS * self._longest_start)
-
-    @property
-    def _longest_start(self) -> float:
-        return max(LONGEST_START, self.failure_timeout)
+        return max(self.storm, MOST_STARTS * max(LONGEST_START, self.failure_timeout))
 
 
 DRIFT = 1e-4

@@ -177,7 +177,7 @@ class LocalEngine:
             slot, pid = message["slot"], message["pid"]
             if slot in self._starting:
                 assignment, pipes = self._starting.pop(slot)
-                self._pump.read_worker(pipes, slot, pid, assignment.secrets)
+                self._pump.read(pipes, pid, slot, assignment.secrets)
             self._running[slot] = pid
             reason = f" ({message['reason']})" if message["reason"] else ""
             yield Started(slot, pid, message["how"] + reason)
@@ -270,16 +270,13 @@ class ForkServerProcess:
         with theirs:
             self._process = start(run.name, theirs, pipes.write_ends, environment, preparation)
         close_all(pipes.write_ends)
-        pump.read_fork_server(pipes, self._process.pid)
+        pump.read(pipes, self._process.pid)
         # The numbers of its workers, and so of the process groups of whatever they have started.
         self._groups: set[int] = set()
-        self._end = os.pidfd_open(self._process.pid)
+        self.pid = self._process.pid
+        self._end = os.pidfd_open(self.pid)
         self.messages = Messages(ours)
         self.messages.send(PREPARE, **vars(preparation))
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def end_stop(self, has_workers: bool) -> str:
         """Have one that is stopped go on, or end it where nobody would end with it; what was done, in words."""
@@ -294,7 +291,7 @@ class ForkServerProcess:
 
     def read(self, seconds: float) -> list[dict[str, Any]]:
         """What it tells, of each worker that was asked for its start and its end; waits that long for something."""
-        if not select.select([self.messages], [], [], seconds)[0]:
+        if not select.select([self.messages.connection], [], [], seconds)[0]:
             return []
         messages = list(self.messages.read())
         for message in messages:
@@ -305,15 +302,13 @@ class ForkServerProcess:
                 self.workers.discard(message["pid"])
             elif message["what"] == READY:
                 self._is_ready = True
-                self._follow(message.get("pid", self._process.pid))
+                # One that stays for later runs has forked another for this one: that is the fork server from now on.
+                pid = message.get("pid", self.pid)
+                if pid != self.pid and isinstance(self._process, KeptForkServer):
+                    self._process, self.pid = self._process.forked(pid), pid
+                    os.close(self._end)
+                    self._end = os.pidfd_open(pid)
         return messages
-
-    def _follow(self, pid: int) -> None:
-        """One that stays for later runs has forked another for this one: that is the fork server from now on."""
-        if pid != self._process.pid and isinstance(self._process, KeptForkServer):
-            self._process = self._process.forked(pid)
-            os.close(self._end)
-            self._end = os.pidfd_open(pid)
 
     def fork_coordinator(self, streams: Sequence[int]) -> Program | None:
         """A coordinator from where this one is from, if that forks more."""

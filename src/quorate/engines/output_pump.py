@@ -79,7 +79,7 @@ class OutputPump:
 
     def __init__(self, run: RunFolder, open_log: OpenLog | None = None) -> None:
         self._run = run
-        self._open_log = open_log or (lambda name, fields: LogFile(run.logs / f"{name}.jsonl", fields))
+        self._open_log = open_log
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, _Stream] = {}
         self._logs: dict[str, LogFile] = {}
@@ -89,14 +89,21 @@ class OutputPump:
         self._thread = threading.Thread(target=self._serve, name="output", daemon=True)
         self._thread.start()
 
-    def read_fork_server(self, pipes: Pipes, pid: int) -> None:
-        """Read what a fork server prints, which has that pid."""
-        self._read_process(pipes, "fork_server", {"process": "fork server", "pid": pid}, ())
-
-    def read_worker(self, pipes: Pipes, slot: int, pid: int, secrets: Sequence[str] = ()) -> None:
-        """Read what a worker prints, of which these secrets must not be written down."""
-        fields = {"process": name_of(slot), "pid": pid, "worker": slot}
-        self._read_process(pipes, file_name_of(slot), fields, secrets)
+    def read(self, pipes: Pipes, pid: int, slot: int | None = None, secrets: Sequence[str] = ()) -> None:
+        """Read what the worker of a slot prints, or without one a fork server; these secrets are not written down."""
+        name, fields = "fork_server", {"process": "fork server", "pid": pid}
+        if slot is not None:
+            name, fields = file_name_of(slot), {"process": name_of(slot), "pid": pid, "worker": slot}
+        if name not in self._logs:
+            about = {"process": fields["process"]}
+            opened = None if self._open_log is None else self._open_log(name, about)
+            self._logs[name] = opened or LogFile(self._run.logs / f"{name}.jsonl", about)
+        masked = Secrets((*known_secrets(), *secrets))
+        speaker = _Speaking(self._run, fields, self._logs[name])
+        for descriptor, source in zip(pipes.read_ends, (STDOUT, STDERR), strict=True):
+            os.set_blocking(descriptor, False)
+            self._streams[descriptor] = _Stream(descriptor, source, speaker, masked)
+            self._selector.register(descriptor, selectors.EVENT_READ)
 
     def close(self) -> None:
         """Wait until it has written what was printed last. All who print are gone."""
@@ -106,16 +113,6 @@ class OutputPump:
             os.write(self._wake, b"x")
             os.close(self._wake)
         self._thread.join(CLOSE_PATIENCE)
-
-    def _read_process(self, pipes: Pipes, name: str, fields: dict[str, Any], secrets: Sequence[str]) -> None:
-        if name not in self._logs:
-            self._logs[name] = self._open_log(name, {"process": fields["process"]})
-        masked = Secrets((*known_secrets(), *secrets))
-        speaker = _Speaking(self._run, fields, self._logs[name])
-        for descriptor, source in zip(pipes.read_ends, (STDOUT, STDERR), strict=True):
-            os.set_blocking(descriptor, False)
-            self._streams[descriptor] = _Stream(descriptor, source, speaker, masked)
-            self._selector.register(descriptor, selectors.EVENT_READ)
 
     def _serve(self) -> None:
         try:
@@ -224,7 +221,14 @@ class _Speaking:
             return
         # There may be hundreds of thousands a second, which differ in their message alone.
         head = f'{{"time": {time.time():.6f}, "level": "info", "message": '
-        tail = encoded(self._fields | self._moving() | {"source": source})[1:]
+        moving: dict[str, Any] = {}
+        if self._status_file is not None:
+            with contextlib.suppress(OSError):
+                status = read_status(self._status_file)
+                moving |= {} if status is None or status.is_new else {"step": status.step}
+        if self._generation is not None:
+            moving["generation"] = self._generation
+        tail = encoded(self._fields | moving | {"source": source})[1:]
         parts = lines if source == STDOUT else [part for line in lines for part in self._parts(line)]
         self._log.append(*filter(None, (self._logged(part) or _printed(part, head, tail) for part in parts)))
 
@@ -249,17 +253,6 @@ class _Speaking:
                     self._generation = record.get("generation", self._generation)
                     return line.removeprefix(RECORD)
         return None
-
-    def _moving(self) -> dict[str, Any]:
-        moving: dict[str, Any] = {}
-        if self._status_file is not None:
-            with contextlib.suppress(OSError):
-                status = read_status(self._status_file)
-                if status is not None and not status.is_new:
-                    moving["step"] = status.step
-        if self._generation is not None:
-            moving["generation"] = self._generation
-        return moving
 
 
 def _printed(line: str, head: str, tail: str) -> str:

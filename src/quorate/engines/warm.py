@@ -137,12 +137,6 @@ GLANCE = 0.1
 """Seconds between two looks at whether one that does not listen yet is stopped."""
 
 
-def _start(stdin: int, stdout: int, stderr: int) -> Program:
-    """In a session of its own: Ctrl-C is for the launcher alone."""
-    program = [sys.executable, "-P", "-m", "quorate.coordinator"]
-    return subprocess.Popen(program, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
-
-
 class CoordinatorChildProcess:
     """It ends with whoever has started it, whose end of the pipe closes. Fulfils `CoordinatorChild`."""
 
@@ -160,7 +154,10 @@ class CoordinatorChildProcess:
             self._stdin, self._stdout = os.fdopen(told, "wb"), os.fdopen(said, "rb")
             streams = stdin, stdout, file.fileno()
             try:
-                self._process = fork(streams) or _start(*streams)
+                program = [sys.executable, "-P", "-m", "quorate.coordinator"]
+                self._process = fork(streams) or subprocess.Popen(
+                    program, stdin=stdin, stdout=stdout, stderr=file, start_new_session=True
+                )  # a session of its own: Ctrl-C is for the launcher alone
             finally:
                 os.close(stdin)
                 os.close(stdout)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class RunLogs:
     def new(self) -> Iterator[LogRecord]:
         self._find()
         # What was asked for later cannot go before what was shown already: each call is merged by itself.
-        yield from heapq.merge(*(log.new() for log in self._logs.values()), key=lambda record: record.order)
+        yield from heapq.merge(*(log.new() for log in self._logs.values()), key=attrgetter("order"))
 
     def _find(self) -> None:
         for path in (path for name in self._names for path in self._run.logs.glob(name)):
@@ -131,7 +132,15 @@ class _Log:
     def new(self) -> Iterator[LogRecord]:
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(file) for file in self._open_all()]
-            known = next((at for at, file in enumerate(files) if self._is_known(file)), None)
+            # The file that was read last: a new one may have the number of one that was removed.
+            known = next(
+                (
+                    at
+                    for at, file in enumerate(files)
+                    if os.fstat(file.fileno()).st_ino == self._inode and _beginning(file).startswith(self._beginning)
+                ),
+                None,
+            )
             for at, file in list(enumerate(files))[known or 0 :]:
                 if at != known:
                     self._inode, self._beginning, self._offset = os.fstat(file.fileno()).st_ino, b"", 0
@@ -145,10 +154,6 @@ class _Log:
                 self._inode, self._offset = about.st_ino, about.st_size
                 self._beginning = _beginning(file)[: self._offset]
 
-    def _is_known(self, file: io.BufferedReader) -> bool:
-        """Whether this is the file that was read last: a new one may have the number of one that was removed."""
-        return os.fstat(file.fileno()).st_ino == self._inode and _beginning(file).startswith(self._beginning)
-
     def _open_all(self) -> list[io.BufferedReader]:
         """All its files, the oldest first. Again if they were renamed meanwhile: one might have been missed."""
         opened: list[tuple[Path, io.BufferedReader]] = []
@@ -160,8 +165,10 @@ class _Log:
             for part in parts:
                 with contextlib.suppress(OSError):  # it is gone, or somebody else's
                     opened.append((part, opened_regular(part)))
-            if parts == list(parts_of(self._path)) and all(_is_at(file, part) for part, file in opened):
-                break
+            with contextlib.suppress(OSError):
+                there = all(os.fstat(file.fileno()).st_ino == part.stat().st_ino for part, file in opened)
+                if parts == list(parts_of(self._path)) and there:
+                    break
         return [file for _, file in opened]
 
     def _read(self, file: io.BufferedReader, is_last: bool) -> Iterator[LogRecord]:
@@ -176,8 +183,10 @@ class _Log:
 
     def _record(self, line: bytes, file: io.BufferedReader) -> LogRecord:
         text = line.rstrip(b"\r\n").decode(errors="backslashreplace")
-        fields = _of_json(text)
-        if fields is None:  # a crash has left half a record, or it is the text log of an earlier version
+        fields: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            fields = json.loads(text)
+        if not isinstance(fields, dict):  # a crash has left half a record, or it is the text log of an earlier version
             stamped = _STAMPED.fullmatch(text)
             moment, level, said = self._order or os.fstat(file.fileno()).st_mtime, "info", text
             if stamped is not None:
@@ -189,22 +198,8 @@ class _Log:
         return LogRecord(self._order, fields)
 
 
-def _of_json(text: str) -> dict[str, Any] | None:
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return fields if isinstance(fields, dict) else None
-
-
 def _beginning(file: io.BufferedReader) -> bytes:
     return os.pread(file.fileno(), 64, 0)
-
-
-def _is_at(file: io.BufferedReader, path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return os.fstat(file.fileno()).st_ino == path.stat().st_ino
-    return False
 
 
 def _severity(level: str) -> int:

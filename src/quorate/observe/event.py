@@ -69,7 +69,7 @@ class Event:
 
     def to_record(self) -> dict[str, Any]:
         """As one JSON object: plain values only."""
-        record: dict[str, Any] = {"kind": self.kind, "version": VERSION, "time": round(self.time, 6)}
+        record: dict[str, Any] = {"kind": self.KIND, "version": VERSION, "time": round(self.time, 6)}
         if self.step is not None:
             record["step"] = self.step
         record |= self.own_fields()

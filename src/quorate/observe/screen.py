@@ -44,18 +44,21 @@ class _Forgiving(io.TextIOBase):
     not have is written as a similar one, or by its number.
     """
 
+    encoding: str = "utf-8"
+
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
-        self._encoding = stream.encoding or "utf-8"
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._encoding
+        self.encoding = stream.encoding or "utf-8"
 
     def write(self, text: str) -> int:
+        shown = text
+        try:
+            text.encode(self.encoding)
+        except UnicodeEncodeError:
+            shown = text.translate(IN_ASCII).encode(self.encoding, "backslashreplace").decode(self.encoding)
         if self._stream is not None:
             try:
-                self._stream.write(self._encodable(text))
+                self._stream.write(shown)
             except OSError:
                 self._stream = None
         return len(text)
@@ -66,13 +69,6 @@ class _Forgiving(io.TextIOBase):
                 self._stream.flush()
             except OSError:
                 self._stream = None
-
-    def _encodable(self, text: str) -> str:
-        try:
-            text.encode(self._encoding)
-            return text
-        except UnicodeEncodeError:
-            return text.translate(IN_ASCII).encode(self._encoding, "backslashreplace").decode(self._encoding)
 
 
 def lines_of(facts: Sequence[str], width: int, gap: str = "   ") -> list[str]:

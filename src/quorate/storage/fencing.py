@@ -156,15 +156,14 @@ class Incarnations:
         """The highest that was taken; 0 if none was. A folder that cannot be read says nothing: nor can whoever asks
         write there."""
         try:
-            return max((int(name) for name in self._names() if name.isdigit()), default=0)
+            store = self._stored()
+            # Listed: a network file system asks its server then, and may answer for a single name from memory.
+            names: Iterable[str] = (
+                os.listdir(self._folder) if store is None else store.below(self._folder.name).names()  # noqa: PTH208
+            )
+            return max((int(name) for name in names if name.isdigit()), default=0)
         except (OSError, StoreError):
             return 0
-
-    def _names(self) -> Iterable[str]:
-        if (store := self._stored()) is not None:
-            return store.below(self._folder.name).names()
-        # Listed: a network file system asks its server then, and may answer for a single name from memory.
-        return os.listdir(self._folder)  # noqa: PTH208
 
     def is_taken_by_other(self, launch: str) -> bool:
         """Whether the newest is of another launch of the run, as far as that is known."""

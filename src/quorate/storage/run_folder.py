@@ -46,6 +46,16 @@ class Door:
     authority: str = field(default="", repr=False)
 
 
+def stored_by(run: Path) -> ObjectStore | None:
+    """Where a run on several hosts keeps what all of them need, if that is an object store: its prefix there."""
+    try:
+        return _opened(str(json.loads(read_regular(run / STORED))["url"]), os.getpid())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedFileError(f"{run / STORED} cannot be read: {error!r}") from None
+
+
 class RunFolder:
     """One run on the disk; it explains itself to a person who opens it."""
 
@@ -68,13 +78,7 @@ class RunFolder:
 
     @cached_property
     def stored(self) -> ObjectStore | None:
-        """Where a run on several hosts keeps what all of them need, if that is an object store: its prefix there."""
-        try:
-            return _opened(str(json.loads(read_regular(self.path / STORED))["url"]), os.getpid())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedFileError(f"{self.path / STORED} cannot be read: {error!r}") from None
+        return stored_by(self.path)
 
     def keep_in(self, store: ObjectStore) -> None:
         """Have what all hosts need in an object store from now on. Several folders of one run may say so: one on each

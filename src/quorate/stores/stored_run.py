@@ -256,7 +256,7 @@ class StoredCheckpoints(CheckpointFolder):
         was_refused = False
         while True:
             listed = self._objects.refresh()
-            if (present := self._present(final, manifest)) is not None:
+            if final.exists() and (present := self._present(final, manifest)) is not None:
                 source.give_up()
                 return present
             check()

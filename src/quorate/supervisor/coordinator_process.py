@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from quorate.coordinator.client import EventStream, SupervisorClient
@@ -94,12 +94,19 @@ class CoordinatorProcess:
         """End it at once; the next round sees that."""
         self._process.kill()
 
-    def look(self, answered: float) -> None:
-        """End one that hangs: it does not come to listen, or has not answered since then, or since it began to."""
+    def look(self, answered: float) -> bool:
+        """End one that hangs: it does not come to listen, or has not answered since then, or since it began to. Whether
+        it is alive."""
         if self.listens:
-            self._end_if_silent(answered)
+            limit = self._timing.failure_timeout * 2.0**self._ended
+            if answered > self._answered:
+                self._answered, self._waited = answered, WatchedTime(self._clock())
+            silence = self._waited.look(self._clock(), limit)
+            if silence > limit and self._process.is_alive:
+                self._end(f"has not answered for {silence:.1f} s")
         elif self._process.is_alive:
             self._await_answer(self._timing.coordinator_start(self._ended, self._took))
+        return self._process.is_alive
 
     def replace(self, changes: Mapping[str, Any]) -> bool:
         """Have another take the place of one that is dead; False if too many have died for nothing.
@@ -144,25 +151,15 @@ class CoordinatorProcess:
                 self._waited = WatchedTime(self._clock())
             seconds = self._waited.look(self._clock(), limit)
             if answer:
-                self._note_address(str(answer["address"]), seconds)
+                address = str(answer["address"])
+                if self._client is not None:
+                    log.info("the next coordinator listens after %.2f s", seconds)
+                    if address != self.address:  # on another host
+                        self._client.redirect(address)
+                self.address, self.listens, self._took = address, True, seconds
+                self._waited = WatchedTime(self._clock())
             elif seconds > limit:
                 self._end(f"did not listen within {seconds:.1f} s of its start")
-
-    def _note_address(self, address: str, seconds: float) -> None:
-        if self._client is not None:
-            log.info("the next coordinator listens after %.2f s", seconds)
-            if address != self.address:  # on another host
-                self._client.redirect(address)
-        self.address, self.listens, self._took = address, True, seconds
-        self._waited = WatchedTime(self._clock())
-
-    def _end_if_silent(self, answered: float) -> None:
-        limit = self._timing.failure_timeout * 2.0**self._ended
-        if answered > self._answered:
-            self._answered, self._waited = answered, WatchedTime(self._clock())
-        silence = self._waited.look(self._clock(), limit)
-        if self.is_alive and silence > limit:
-            self._end(f"has not answered for {silence:.1f} s")
 
     def _end(self, why: str) -> None:
         self._why_ended = why
@@ -245,12 +242,7 @@ class EventFollower:
 
     def new(self) -> list[Event]:
         """What has come since the last call."""
-        found = []
-        try:
-            while True:
-                found.append(self._events.get_nowait())
-        except Empty:
-            return found
+        return [self._events.get_nowait() for _ in range(self._events.qsize())]  # nobody else takes any
 
     def close(self, *, read_rest: bool) -> bool:
         """Follow no longer; `read_rest`: have first what is written by now, from a coordinator that is alive. Whether

@@ -80,17 +80,17 @@ def listening_to_signals() -> Iterator[Signals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
+    hangup = signal.getsignal(signal.SIGHUP)
+    would_end_the_program = (
+        hangup == signal.SIG_DFL or isinstance(hangup, _Listener) or getattr(hangup, "gives_way_to_jobs", False)
+    )
     before = {
         number: signal.signal(number, _Listener(signals))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if number != signal.SIGHUP or _would_end_the_program(signal.getsignal(number))
+        if number != signal.SIGHUP or would_end_the_program
     }
     try:
         yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _would_end_the_program(handler: object) -> bool:
-    return handler == signal.SIG_DFL or isinstance(handler, _Listener) or getattr(handler, "gives_way_to_jobs", False)

@@ -147,8 +147,10 @@ class Supervisor:
         self._failure_told: Failure | None = None
         self._landmark = launch.run.job_file if launch.run.job_file.exists() else launch.run.path
         self._missed, self._look_at = 0, 0.0
-        numbers = numbers_of_use(launch.spec.lanes, launch.first_workers, launch.workers)
-        self._growth = None if launch.grow is None else Growth(launch.grow, numbers)
+        self._growth = None
+        if launch.grow is not None:
+            numbers = numbers_of_use(launch.spec.lanes, launch.first_workers, launch.workers)
+            self._growth = Growth(launch.grow, numbers)
         self._spares = launch.spec.spares if launch.mode.is_training else 0
         # What is evaluated or replayed comes to the same without them.
         self._servers = launch.spec.strategy.server_count if launch.mode.is_training else 0
@@ -261,9 +263,8 @@ class Supervisor:
             workers.start(slot, self._launch.checkpoint)
         asked = False
         while watch.outcome is None:
-            # First of all: whoever reports to a coordinator that is gone waits for nothing.
-            if self._keep():
-                asked = False  # the next one has not heard of it
+            # First of all: whoever reports to a coordinator that is gone waits for nothing. The next one has not heard.
+            asked = not self._keep() and asked
             try:
                 workers.look(TICK if coordinator.listens else 0.0)
             except EngineLost as error:
@@ -281,11 +282,11 @@ class Supervisor:
             if self._handle_events():
                 coordinator.note_step()
                 workers.note_step()
-                self._grow()
+                if self._growth is not None:
+                    self._grow(self._growth)
             self._handle(Round(doing="" if self._has_formed else workers.doing))
-            self._end_if_ordered()
+            asked = self._heed_signals(asked)
             self._end_without_folder()
-            asked = asked or (coordinator.listens and self._ask_to_stop())
             # Told of the stop after every generation before it: without one nothing is trained that were to be saved.
             if self._stop_told and not self._has_formed:
                 return Outcome(None, {"ending": self._stop_told})
@@ -298,8 +299,7 @@ class Supervisor:
     def _keep(self) -> bool:
         """See to it that there is a coordinator that answers; whether it is another one now."""
         coordinator, watch = self._coordinator, self._watch
-        coordinator.look(watch.answered)
-        if coordinator.is_alive or watch.outcome is not None:
+        if coordinator.look(watch.answered) or watch.outcome is not None:
             return False
         if self._is_run_elsewhere():
             message = (
@@ -312,15 +312,21 @@ class Supervisor:
             raise JobFailed(self._lost(coordinator.departure))
         return True
 
-    def _ask_to_stop(self) -> bool:
-        """Pass on that the job is to stop, if it is; otherwise asked again in the next round, of the next coordinator
-        perhaps."""
+    def _heed_signals(self, asked: bool) -> bool:
+        """Pass on that the job is to stop, if it is and this was not `asked`; otherwise asked again in the next round,
+        of the next coordinator perhaps. Nothing is waited for any more after the second signal, or after the first
+        where there is nothing to save."""
+        if self._signals.reason is not None and not self._launch.mode.is_training:
+            raise JobFailed(self._signals.failure(f"{self._signals.reason}; the run is as it was."))
+        if self._signals.at_once:
+            message = "stopped at once, by the second signal; any checkpoint so far is kept."
+            raise JobFailed(self._signals.failure(message))
         stop = self._stop_told or self._signals.reason
-        if stop:
+        if stop and not asked and self._coordinator.listens:
             with contextlib.suppress(LinkError):
                 self._client.stop(stop)
                 return True
-        return False
+        return asked
 
     def _remove_address(self) -> None:
         if not self._is_run_elsewhere():
@@ -330,11 +336,9 @@ class Supervisor:
         """To start another coordinator then would take the run back, and so on without end."""
         return self._launch.run.incarnations.is_taken_by_other(self._launch_id)
 
-    def _grow(self) -> None:
+    def _grow(self, growth: Growth) -> None:
         """Ask for another number of workers, where that is worth it; tell once that it stays as it is."""
-        growth = self._growth
-        verdict = None if growth is None else growth.verdict()
-        if verdict is None or growth is None:
+        if (verdict := growth.verdict()) is None:
             return
         if growth.is_last(verdict):
             growth.is_over = True
@@ -349,14 +353,6 @@ class Supervisor:
             growth.is_over = True
         else:
             growth.note_asked(verdict)
-
-    def _end_if_ordered(self) -> None:
-        """Wait for nothing any more after the second signal, or after the first where there is nothing to save."""
-        if self._signals.reason is not None and not self._launch.mode.is_training:
-            raise JobFailed(self._signals.failure(f"{self._signals.reason}; the run is as it was."))
-        if self._signals.at_once:
-            message = "stopped at once, by the second signal; any checkpoint so far is kept."
-            raise JobFailed(self._signals.failure(message))
 
     def _end_without_folder(self) -> None:
         """Train no further where nothing can be saved: the run was renamed or removed."""

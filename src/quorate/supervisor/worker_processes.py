@@ -84,10 +84,6 @@ class Setup:
     entered: float
     notice_at: float
 
-    def noticed(self, now: float) -> "Setup":
-        """After a notice: the longer it takes, the longer until the next."""
-        return replace(self, notice_at=now + min((TIMES_LONGER - 1) * (now - self.entered), LONGEST_GAP))
-
     def overdue(self, now: float, limit: float) -> str:
         """What is wrong with a setup that takes longer than the user allows."""
         who = _name([self.worker]) + (f" (pid {self.pid})" if self.pid else "")
@@ -110,7 +106,12 @@ class SetupWatch:
 
     def look(self, now: float, phases: Mapping[tuple[int, int], str]) -> list[str]:
         """The notices that are due; those in the same phase share one."""
-        self._setups = {process: self._at(process, phase, now) for process, phase in phases.items()}
+        known, self._setups = self._setups, {}
+        for process, phase in phases.items():
+            setup = known.get(process) or Setup(*process, now, phase, now, now + FIRST_NOTICE)
+            if setup.phase != phase:
+                setup = replace(setup, phase=phase, entered=now, notice_at=now + FIRST_NOTICE)
+            self._setups[process] = setup
         due = [setup for setup in self._setups.values() if now >= setup.notice_at]
         notices = []
         for phase in dict.fromkeys(setup.phase for setup in due):
@@ -119,19 +120,14 @@ class SetupWatch:
             notices.append(
                 f"{_name([setup.worker for setup in alike])}: still in {_in_words(phase)[0]}, {seconds:.0f} s"
             )
-            for setup in alike:
-                self._setups[setup.worker, setup.pid] = setup.noticed(now)
+            for setup in alike:  # the longer it takes, the longer until the next
+                gap = min((TIMES_LONGER - 1) * (now - setup.entered), LONGEST_GAP)
+                self._setups[setup.worker, setup.pid] = replace(setup, notice_at=now + gap)
         return notices
 
     def overdue(self, now: float) -> list[Setup]:
         """Those that take longer than the user allows."""
         return [setup for setup in self._setups.values() if self.limit is not None and now - setup.began >= self.limit]
-
-    def _at(self, process: tuple[int, int], phase: str, now: float) -> Setup:
-        known = self._setups.get(process)
-        if known is None:
-            return Setup(*process, now, phase, now, now + FIRST_NOTICE)
-        return known if known.phase == phase else replace(known, phase=phase, entered=now, notice_at=now + FIRST_NOTICE)
 
 
 def _in_words(phase: str) -> tuple[str, str]:
@@ -183,7 +179,7 @@ class WorkerProcesses:
                 if isinstance(notice, Interrupted):
                     raise JobError(notice.reason)
                 self._note(notice)
-            self._watch_setup(self._clock(), {(FORK_SERVER, 0): IMPORTING})
+            self._watch_setup({(FORK_SERVER, 0): IMPORTING})
         return self._prepared
 
     def start(self, slot: int, checkpoint: Path | None, *, is_replacement: bool = False) -> None:
@@ -197,24 +193,24 @@ class WorkerProcesses:
         is_awaiting_news = self._clock() - self._reported < HASTE_LASTS
         for notice in self._engine.poll(min(seconds, HASTE) if is_awaiting_news else seconds):
             self._note(notice)
-        self._watch_setup(self._clock(), dict.fromkeys(((slot, 0) for slot in self._starting), IMPORTING) | self._mute)
+        if self._clock() >= self._setup_due:
+            unstarted = dict.fromkeys(((slot, 0) for slot in self._starting), IMPORTING)
+            # Who is there and has said nothing, for on a full disk it has no page: nobody trains before the first
+            # generation, and later on it may have for days.
+            mute = set() if self._has_formed() else self.running.items() - self._phases.keys() - self._set_up
+            self._watch_setup(unstarted | dict.fromkeys(mute, STARTING))
 
-    @property
-    def _mute(self) -> dict[Process, str]:
-        """Who is there and has said nothing, for on a full disk it has no page: nobody trains before the first
-        generation, and later on it may have for days."""
-        unheard = set() if self._has_formed() else self.running.items() - self._phases.keys() - self._set_up
-        return dict.fromkeys(unheard, STARTING)
-
-    def _watch_setup(self, now: float, unstarted: dict[Process, str]) -> None:
+    def _watch_setup(self, unstarted: dict[Process, str]) -> None:
         """Say what a setup that takes long is at; end one that takes longer than the user allows."""
+        now = self._clock()
         if now < self._setup_due:
             return
         self._setup_due = now + SETUP_GLANCE
         for message in self._setup.look(now, unstarted | self._phases):
             self._notify(message)
-        for setup in self._setup.overdue(now):
-            self._end_setup(setup, setup.overdue(now, self._setup.limit or 0.0))
+        if (limit := self._setup.limit) is not None:
+            for setup in self._setup.overdue(now):
+                self._end_setup(setup, setup.overdue(now, limit))
 
     def _end_setup(self, setup: Setup, why: str) -> None:
         """Others may train meanwhile: only where nobody can does it end the job.

@@ -207,8 +207,13 @@ class OngoingSave:
             self.waits_for = decision.reason or self.waits_for
             if decision.action is Action.GIVE_UP:
                 raise _GivenUp(decision.reason)
-            if (act := self._acts.get(decision.action)) is not None:
-                self._carry_out(*act)
+            name, act = self._acts.get(decision.action, ("", None))
+            if act is not None:
+                if self._spans is not None:
+                    self._spans.enter(name, None)
+                act()
+                if self._spans is not None:
+                    self._spans.leave()
             if decision.action is not Action.FINISH:
                 return decision.action
         except (_GivenUp, AttemptGone) as reason:
@@ -225,13 +230,6 @@ class OngoingSave:
         self.copied.set()
         self.done.set()
         return Action.FINISH
-
-    def _carry_out(self, name: str, act: Callable[[], None]) -> None:
-        if self._spans is not None:
-            self._spans.enter(name, None)
-        act()
-        if self._spans is not None:
-            self._spans.leave()
 
     def _progress(self) -> SaveProgress:
         plan = self.plan

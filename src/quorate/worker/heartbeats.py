@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from quorate.core.generation import APPLY, COMPUTE, DATA, Pace
@@ -109,18 +109,17 @@ class Outbox:
     def next_batch(self) -> Batch:
         """What to tell next: what has not been answered yet, or the oldest that is queued."""
         if self._answered:
-            self._batch = Batch(self._batch.sequence + 1, tuple(self._take()))
+            lines: list[str] = []
+            size = 0
+            while line := self._left_over or self._next_line():
+                self._left_over = line if size and size + len(line) > _BATCH_BYTES else ""
+                if self._left_over:
+                    break
+                size += len(line)
+                lines.append(line)
+            self._batch = Batch(self._batch.sequence + 1, tuple(lines))
             self._answered = False
         return self._batch
-
-    def _take(self) -> Iterator[str]:
-        size = 0
-        while line := self._left_over or self._next_line():
-            self._left_over = line if size and size + len(line) > _BATCH_BYTES else ""
-            if self._left_over:
-                return
-            size += len(line)
-            yield line
 
     def _next_line(self) -> str:
         while self._events:

@@ -216,7 +216,7 @@ class Membership:
     def flush(self) -> None:
         """Send what is queued, for as long as this worker may act. Raises LeaseExpired if that is not long enough, and
         JobEnded where the job has ended and what was queued could not be told any more."""
-        has_arrived = self._flush(self.lease_remaining)
+        has_arrived = self._flush(self._lease.remaining)
         try:
             self.check_lease()
         except JobEnded:
@@ -242,7 +242,7 @@ class Membership:
         """
         registration = self._registered()
         # The lease grows with every answer, so a long queue has its time as long as the coordinator takes it.
-        self._flush(self.lease_remaining)
+        self._flush(self._lease.remaining)
         request = pb.CompleteRequest(
             worker=registration.slot,
             pid=registration.pid,
@@ -338,7 +338,20 @@ class Membership:
                 return False
             self._is_sending = True
         try:
-            request = self._next_heartbeat()
+            status, batch = self.status(), self._outbox.next_batch()
+            request = pb.HeartbeatRequest(
+                worker=self._registered().slot,
+                generation=encode_id(self.view.generation_id),
+                sequence=batch.sequence,
+                step=status.step,
+                phase=status.phase,
+                events=batch.lines,
+                pid=self._registered().pid,
+                leaving=self._is_leaving,
+                pace=encode_pace(self.pace()),
+                moves=status.moves,
+                waits_for=status.waits_for,
+            )
             sent = self.runtime.now()
             reply = self.link.call(request, max(0.0, end - sent))
             if reply is None:
@@ -364,22 +377,6 @@ class Membership:
         self._incarnation = reply.incarnation
         if reply.time:
             self._coordinator_clock.add(sent, reply.time, self.runtime.now(), reply.incarnation)
-
-    def _next_heartbeat(self) -> pb.HeartbeatRequest:
-        registration, status, batch = self._registered(), self.status(), self._outbox.next_batch()
-        return pb.HeartbeatRequest(
-            worker=registration.slot,
-            generation=encode_id(self.view.generation_id),
-            sequence=batch.sequence,
-            step=status.step,
-            phase=status.phase,
-            events=batch.lines,
-            pid=registration.pid,
-            leaving=self._is_leaving,
-            pace=encode_pace(self.pace()),
-            moves=status.moves,
-            waits_for=status.waits_for,
-        )
 
     # --- following
 

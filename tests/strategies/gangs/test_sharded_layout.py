@@ -13,7 +13,7 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.reshard import collected, join_skeletons
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.checkpoint.tree import Encoded, check_pieces, decode
+from quorate.checkpoint.tree import Encoded, check_written, decode
 from quorate.core.errors import RunError
 from quorate.core.generation import Cursor, Generation, GenerationId, Member, MeshShape
 from quorate.replica.device import digests
@@ -81,7 +81,7 @@ def test_all_members_together_hold_what_one_process_holds(shape: MeshShape) -> N
     assert sorted(written) == sorted({name for held, _ in everyone for name in held.encoded.tensors})
     tensors = {name: held.encoded.tensors[name] for held, own in everyone for name in own}
     skeleton = join_skeletons(held.encoded.skeleton for held, _ in everyone)
-    check_pieces(skeleton)
+    check_written(skeleton, [tensors])
     assert bits(Encoded(skeleton, tensors)) == bits(trained_alone())
     sizes = [TensorFile({name: tensors[name] for name in own}).size for _, own in everyone]
     assert max(sizes) < 2.2 * sum(sizes) / len(sizes) + 500, "each writes about as much as the others"
