@@ -14,12 +14,7 @@ from trial import REFERENCE, assert_recovered, chaos, held_until_saved, told, un
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
-KEYS: dict[str, Any] = {
-    "steps": 24,
-    "workers": 2,
-    "evaluate": {"every": 6},
-    "checkpoint": {"every": 8, "keep": 3},
-}
+KEYS: dict[str, Any] = {"steps": 24, "workers": 2, "evaluate": {"every": 6}, "checkpoint": {"every": 8, "keep": 3}}
 
 
 @pytest.fixture(scope="module")

@@ -206,13 +206,7 @@ def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
 ) -> None:
     write_job(workplace, to)
     running = workplace.start(
-        "train",
-        "job.yaml",
-        "--workers",
-        "2",
-        "--json",
-        HOLD="7",
-        AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}",
+        "train", "job.yaml", "--workers", "2", "--json", HOLD="7", AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}"
     )
     running.await_event("copied_to", at_least=2)
     relay.silent = True

@@ -2,11 +2,7 @@ import math
 
 import pytest
 
-from quorate.doctor.checkup import (
-    ADMINISTRATOR,
-    check_memory,
-    check_open_files,
-)
+from quorate.doctor.checkup import ADMINISTRATOR, check_memory, check_open_files
 from quorate.doctor.report import Level
 
 GIGABYTE = 10**9

@@ -101,9 +101,7 @@ MISTAKES = {
     ),
     "a tag": (
         GOOD + "params: {x: !!python/name:os.system }\n",
-        [
-            "params.x: the tag !!python/name:os.system is not read in a job file (line 4). Write a plain value.",
-        ],
+        ["params.x: the tag !!python/name:os.system is not read in a job file (line 4). Write a plain value."],
     ),
     "a list": (
         "- task: digits.py:Digits\n",

@@ -234,11 +234,7 @@ def test_ways_to_keep_checkpoints(checkpoint: dict[str, Any]) -> None:
         ({"to": ["checkpoints", "ftp://me:wo/rd@host/a"]}, "checkpoint.to", '"ftp://…@host/a" has a password or'),
         ({"to": ["checkpoints", "s3://b/a folder?k=word"]}, "checkpoint.to", '"s3://b/a folder?…" has a password or'),
         ({"encrypt": {}}, "checkpoint.encrypt", "neither key_file nor key_env is given"),
-        (
-            {"encrypt": {"key_file": "/k", "key_env": "K"}},
-            "checkpoint.encrypt",
-            "both key_file and key_env are given",
-        ),
+        ({"encrypt": {"key_file": "/k", "key_env": "K"}}, "checkpoint.encrypt", "both key_file and key_env are given"),
     ],
 )
 def test_rules_of_checkpoints(checkpoint: dict[str, Any], path: str, told: str) -> None:

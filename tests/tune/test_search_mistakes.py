@@ -75,15 +75,11 @@ MISTAKES = {
     ),
     "three ends": (
         of("{uniform: [0, 1, 2]}"),
-        [
-            "space.params.rate.uniform: the list [0, 1, 2] is not two numbers, [lowest, highest] (find.yaml line 4).",
-        ],
+        ["space.params.rate.uniform: the list [0, 1, 2] is not two numbers, [lowest, highest] (find.yaml line 4)."],
     ),
     "an end that is not finite": (
         of("{uniform: [0, .inf]}"),
-        [
-            "space.params.rate.uniform: inf is not two numbers, [lowest, highest] (find.yaml line 4).",
-        ],
+        ["space.params.rate.uniform: inf is not two numbers, [lowest, highest] (find.yaml line 4)."],
     ),
     "a step that does not fit": (
         of("{randint: [32, 250], step: 32}"),
@@ -94,9 +90,7 @@ MISTAKES = {
     ),
     "a step that is larger than the range": (
         of("{uniform: [0, 1], step: 2}"),
-        [
-            "space.params.rate.uniform: steps of 2 from 0 do not meet 1 (find.yaml line 4). Use a step of at most 1.",
-        ],
+        ["space.params.rate.uniform: steps of 2 from 0 do not meet 1 (find.yaml line 4). Use a step of at most 1."],
     ),
     "a step between whole numbers": (
         of("{randint: [0, 3], step: 0.5}"),
