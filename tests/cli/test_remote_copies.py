@@ -1,6 +1,5 @@
 """Copies of checkpoints by the real command: to a folder, and to a real S3 store that fails in every way."""
 
-import hashlib
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,6 @@ import pytest
 
 from command import Done, Workplace, await_condition
 from object_store import BUCKET, SECRET_KEY, Relay, SeaweedStore
-from quorate.checkpoint.listing import read_manifest
-from quorate.checkpoint.manifest import MANIFEST, Part
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
@@ -289,40 +285,3 @@ def test_code_that_somebody_puts_beside_a_copy_is_not_run(used_workplace: Workpl
     assert not proof.exists()
     trusted = used_workplace.run("resume", str(backup / "tiny-0001"), "--steps", "10", "--trust-source", "--json")
     assert trusted.code == 2 and proof.exists(), "it is run then, and has no task"
-
-
-@pytest.mark.usefixtures("unmeasured")
-def test_code_that_somebody_adds_to_a_checkpoint_of_a_copy_is_not_run(used_workplace: Workplace) -> None:
-    """Neither as the task nor as a callback; and the copy is resumed when it is as it was."""
-    backup, proof = used_workplace.folder / "backup", used_workplace.folder / "proof"
-    backup.mkdir()
-    copy_to(backup, RunFolder(used_workplace.last))
-    shutil.rmtree(used_workplace.folder / "runs")
-    copy, honest = backup / "tiny-0001", used_workplace.folder / "honest"
-    shutil.copytree(copy, honest)
-    newest = sorted(copy.glob("step-*"))[-1]
-    code = f"open({str(proof)!r}, 'w')\n".encode()
-    part = Part("evil.py", len(code), f"sha-256:{hashlib.sha256(code).hexdigest()}")
-    manifest = read_manifest(newest)
-    (newest / part.file).write_bytes(code)
-    (newest / MANIFEST).write_text(replace(manifest, parts=(*manifest.parts, part)).to_json())
-    job, text = copy / "job.yaml", (copy / "job.yaml").read_text()
-    where = f"runs/tiny-0001/checkpoints/{newest.name}/evil.py:Tiny"
-    refusals = {"callbacks: []": "--trust-job", f"task: {used_workplace.task}:Tiny": "--trust-source"}
-    for line, advice in refusals.items():
-        assert line in text
-        key = line.partition(":")[0]
-        job.write_text(text.replace(line, f"{key}: {where if key == 'task' else [where]}"))
-        refused = used_workplace.run("resume", "backup/tiny-0001", "--steps", "10", "--json")
-        assert refused.code == 2, refused.stderr
-        assert advice in refused.document["error"] and "evil.py" in refused.document["error"]
-    refused = used_workplace.run("eval", "tiny-0001", "--json")
-    assert refused.code == 2 and "evil.py is not here" in refused.document["error"]
-    assert not proof.exists() and not list((used_workplace.folder / "runs").rglob("evil.py"))
-
-    shutil.rmtree(used_workplace.folder / "runs")
-    shutil.rmtree(copy)
-    shutil.copytree(honest, copy)
-    resumed = used_workplace.run("resume", "backup/tiny-0001", "--steps", "10", "--json")
-    assert resumed.code == 0, resumed.stderr
-    assert resumed.document["from_step"] == 8
