@@ -28,7 +28,6 @@ from quorate.core.timing import Timing
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker import membership
 from quorate.worker.coordinator_link import GrpcLink
-from quorate.worker.heartbeats import Lease, Outbox
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import JobEnded
 
@@ -278,67 +277,6 @@ def test_a_coordinator_that_comes_back_is_found_again_within_the_lease(tmp_path:
         supervisor.stop("interrupted")
         wait_until(lambda: member.view.stop_requested == "interrupted")
         member.check_lease()
-
-
-def test_lease_counts_from_the_sending() -> None:
-    now = 100.0
-    lease = Lease(Timing(5.0), lambda: now)
-    assert lease.remaining() <= 0
-    lease.renew(sent=100.0, seconds=4.0)
-    now = 103.0
-    assert lease.remaining() == 1.0
-    lease.renew(sent=99.0, seconds=4.0)  # an answer that was overtaken takes nothing away
-    assert lease.remaining() == 1.0
-    lease.renew(sent=103.0, seconds=0.0)  # an answer without a lease renews nothing
-    assert lease.remaining() == 1.0
-    now = 105.5
-    assert lease.remaining() < 0
-    assert "has not answered for 5.5 s, longer than the lease of 4.0 s (failure_timeout: 5.0)" in lease.explain("a:1")
-    lease.renew(sent=105.5, seconds=0.0)  # nor does it count as an answer
-    assert "has not answered for 5.5 s" in lease.explain("a:1")
-    lease.end()
-    lease.renew(sent=105.5, seconds=4.0)
-    assert lease.remaining() <= 0
-
-
-def test_an_unanswered_batch_is_sent_again_under_its_number() -> None:
-    outbox = Outbox()
-    outbox.publish(make_event("log", fields={"n": 1}, time=0.0))
-    batch = outbox.next_batch()
-    outbox.publish(make_event("log", fields={"n": 2}, time=0.0))
-    assert outbox.next_batch() == batch
-    assert not outbox.is_empty
-    outbox.answered()
-    following = outbox.next_batch()
-    assert (following.sequence, len(following.lines)) == (batch.sequence + 1, 1)
-    outbox.answered()
-    assert outbox.is_empty
-
-
-def test_batches_are_bounded_and_an_event_beyond_all_bounds_is_left_out() -> None:
-    outbox = Outbox()
-    for _ in range(10):
-        outbox.publish(make_event("log", fields={"text": "x" * 200_000}))
-    outbox.publish(make_event("log", fields={"text": "x" * 10_000_000}))
-    sizes = []
-    while not outbox.is_empty:
-        sizes.append(len(outbox.next_batch().lines))
-        outbox.answered()
-    assert sizes == [2] * 5
-
-
-def test_an_event_that_is_left_out_counts_as_arrived_with_those_before_it() -> None:
-    outbox = Outbox()
-    outbox.publish(make_event("log", fields={"n": 1}))
-    outbox.publish(make_event("log", fields={"text": "x" * 10_000_000}))
-    outbox.next_batch()
-    assert (outbox.queued, outbox.arrived) == (2, 0)
-    outbox.answered()
-    assert outbox.arrived == 2
-    outbox.publish(make_event("log", fields={"text": "x" * 10_000_000}))
-    outbox.next_batch()
-    outbox.answered()
-    assert outbox.arrived == 3
 
 
 class Forgetful:
