@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -23,7 +21,6 @@ from quorate.storage.run_folder import RunFolder
 from quorate.stores.place import Place, place_for
 from quorate.stores.transfer import Source, copy_checkpoints, fetch_checkpoint
 from schemas import validate
-from stores.copied_run import infos, make_source
 
 
 def long(test: Any) -> Any:
@@ -177,26 +174,6 @@ def test_wrong_secret(workplace: Workplace, to: str, undisturbed: str) -> None:
 
 
 @long
-def test_missing_bucket(workplace: Workplace, s3: SeaweedStore, undisturbed: str) -> None:
-    to = "s3://no-such-bucket/prefix"
-    write_job(workplace, to)
-    done = workplace.train("--workers", "2", "--json")
-    assert_ended_without_copies(workplace, done, undisturbed, to, "there is no bucket 'no-such-bucket'")
-
-
-@long
-def test_slow_store(workplace: Workplace, to: str, relay: Relay, undisturbed: str) -> None:
-    relay.delay = 0.1
-    write_job(workplace, to)
-    done = workplace.train("--workers", "2", "--json", AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}")
-    assert done.code == 0, done.stderr
-    assert relay.passed > 0
-    assert done.document["weights_digest"] == undisturbed
-    assert done.document["copies"][0]["missing"] == []
-    assert_all_there(workplace, place_for(to, workplace.last.name))
-
-
-@long
 def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
     workplace: Workplace, to: str, relay: Relay, undisturbed: str
 ) -> None:
@@ -215,48 +192,6 @@ def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
     assert done.document["weights_digest"] == undisturbed
     assert done.document["copies"][0]["missing"]
     assert "A resume copies them" in done.stderr
-
-
-COPY = """
-import sys
-from pathlib import Path
-from quorate.stores.transfer import Source, copy_checkpoints
-from quorate.stores.place import place_for
-from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.retention import Watched
-from quorate.storage.run_folder import RunFolder
-run = RunFolder(Path(sys.argv[1]))
-copy_checkpoints(Source(run, Retention(3), Watched("loss", "min")), place_for(sys.argv[2], run.name))
-"""
-
-
-@long
-def test_copier_killed_at_any_instant_leaves_no_lie(tmp_path: Path, to: str, relay: Relay) -> None:
-    source = make_source(tmp_path / "runs", 2, 4, numbers=200_000)
-    environment = os.environ | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{relay.port}"}
-    deaths = 0
-    relay.delay = 0.01
-
-    def copying(target: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", COPY, str(source.run.path), target], env=environment)
-
-    with copying(f"{to}/whole") as whole:
-        assert whole.wait(100) == 0
-    total = relay.passed
-    for number in range(12):
-        target, relay.passed = f"{to}/{number}", 0
-        with copying(target) as process:
-            limit = total * (number + 1) // 13
-            await_condition("the moment", lambda: relay.passed >= limit or process.poll() is not None)  # noqa: B023
-            process.kill()
-            deaths += process.wait() == -signal.SIGKILL
-        place = place_for(target, source.run.name)
-        for name in place.contents().whole:
-            fetch_checkpoint(place, name, tmp_path / f"back-{number}")
-        copy_checkpoints(source, place)
-        assert place.contents().whole.keys() == infos(source).keys()
-        assert not place.contents().unfinished
-    assert deaths > 8
 
 
 def test_the_run_folder_is_no_place_for_its_copies(workplace: Workplace) -> None:
