@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ import h5py
 import numpy
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet
 from tfrecord.writer import TFRecordWriter
 
 from quorate.shards.formats import format as ranges
 from quorate.shards.formats import hdf5, lines, tar, tfrecord
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 
 KINDS = {"tar": "tar", "jsonl": "jsonl", "text": "txt", "parquet": "parquet", "hdf5": "h5", "tfrecord": "tfrecord"}
 SMALL_BLOCK = 2000
@@ -148,3 +152,35 @@ def assert_same(found: Any, expected: Any) -> None:
         numpy.testing.assert_array_equal(found, expected)
     else:
         assert found == expected
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether samples or batches are equal in every type, shape and value."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, numpy.ndarray | numpy.generic):
+        return bool(one.dtype == other.dtype and numpy.array_equal(one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def write_indexed(kind: str, folder: Path, **options: Any) -> Written:
+    """Shards with their index beside them."""
+    written = write_shards(kind, folder, **options)
+    save_index(build_index(str(folder)), folder / NAME)
+    return written
+
+
+def in_child(work: Callable[[], bool]) -> Callable[[], int]:
+    """Begin a process that ends with 0 if the work gives True; how it has ended, when it has."""
+    pid = os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            code = 0 if work() else 1
+        finally:
+            os._exit(code)
+    return lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -13,7 +13,7 @@ import pytest
 import torch
 import xxhash
 
-from data.shards.shard_files import small_blocks, write_shards
+from data.shards.shard_files import in_child, small_blocks, write_indexed
 from quorate.core.errors import TaskError
 from quorate.data.collate import collate
 from quorate.data.fingerprint import fingerprint
@@ -23,8 +23,6 @@ from quorate.data.threads import Interrupted
 from quorate.shards.dataset import Shards
 from quorate.shards.decoded_cache import DecodedCache
 from quorate.shards.disk_cache import DiskCache
-from quorate.shards.index import NAME, save_index
-from quorate.shards.indexing import build_index
 
 __all__ = ["small_blocks"]
 
@@ -55,9 +53,7 @@ def refuses_third(record: str) -> int:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    write_shards("text", tmp_path / "data", sizes=(8, 5))
-    save_index(build_index(str(tmp_path / "data")), tmp_path / "data" / NAME)
-    return tmp_path / "data"
+    return write_indexed("text", tmp_path / "data", sizes=(8, 5)).folder
 
 
 @pytest.fixture
@@ -278,17 +274,12 @@ def test_what_is_bad_no_longer_is_cached(texts: Path, calls: deque[int], monkeyp
 
 
 def test_a_disk_that_takes_no_more_in_the_middle_of_a_sample_leaves_the_job_right(texts: Path) -> None:
-    pid = os.fork()
-    if pid == 0:
-        code = 2
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            found = epoch(texts, to_large_sample)
-            code = 0 if len(found) == 13 and all(len(sample) == 1000 for sample in found) else 1
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    def work() -> bool:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        return [len(sample) for sample in epoch(texts, to_large_sample)] == [1000] * 13
+
+    assert in_child(work)() == 0
     assert not files(texts, "*.partial")
     assert len(epoch(texts, to_large_sample)) == 13
     assert files(texts), "another process writes again"
@@ -297,15 +288,12 @@ def test_a_disk_that_takes_no_more_in_the_middle_of_a_sample_leaves_the_job_righ
 def test_a_process_that_is_killed_as_it_places_samples_leaves_nothing_that_counts(
     texts: Path, calls: deque[int]
 ) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Path, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-                epoch(texts, to_sample)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    def work() -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            return bool(epoch(texts, to_sample))
+
+    assert in_child(work)() == -signal.SIGKILL
     assert files(texts, "*.partial"), "it was in the middle"
     assert not files(texts)
     epoch(texts, to_sample)
@@ -317,16 +305,11 @@ def test_two_jobs_and_their_loaders_share_a_folder(texts: Path) -> None:
     expected = [len(sample) for sample in epoch(texts, to_large_sample)]
     for path in files(texts):
         path.unlink()
-    pids = []
-    for _ in range(3):
-        pid = os.fork()
-        if pid == 0:
-            code = 2
-            try:
-                # So small that they sweep what the others have made or are making.
-                rounds = [epoch(texts, to_large_sample, gb=0.00015) for _ in range(6)]
-                code = 0 if all([len(sample) for sample in each] == expected for each in rounds) else 1
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0, 0]
+
+    def work() -> bool:
+        # So small that they sweep what the others have made or are making.
+        rounds = [epoch(texts, to_large_sample, gb=0.00015) for _ in range(6)]
+        return all([len(sample) for sample in each] == expected for each in rounds)
+
+    children = [in_child(work) for _ in range(3)]
+    assert [ended() for ended in children] == [0, 0, 0]

@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-from data.shards.shard_files import small_blocks, write_shards
+from data.shards.shard_files import in_child, small_blocks, write_indexed, write_shards
 from quorate.core.errors import RequestError
 from quorate.shards.blocks import ShardBlocks
 from quorate.shards.dataset import Shards
@@ -136,17 +135,6 @@ def test_who_cannot_make_room_does_not_fill_it(tmp_path: Path, caplog: pytest.Lo
     assert len(list(cache.folder.glob("d/*"))) == 1
 
 
-def in_child(work: Callable[[], bool]) -> int:
-    """Begin a process that ends with 0 if the work gives True."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os._exit(0 if work() else 1)
-        except BaseException:
-            os._exit(2)
-    return pid
-
-
 def test_a_disk_that_takes_no_more_in_the_middle_of_a_file_leaves_nothing(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, MB)
 
@@ -157,7 +145,7 @@ def test_a_disk_that_takes_no_more_in_the_middle_of_a_file_leaves_nothing(tmp_pa
         cache.put("d/2", bytes(5000))
         return cache.has_failed and cache.get("d/1") == bytes(1000) and cache.get("d/2") is None
 
-    assert os.waitstatus_to_exitcode(os.waitpid(in_child(work), 0)[1]) == 0
+    assert in_child(work)() == 0
     assert [path.name for path in files_of(tmp_path)] == ["1.kept"]
 
 
@@ -175,8 +163,8 @@ def test_several_processes_share_a_folder_that_is_too_small_for_them(tmp_path: P
                 return False
         return not cache.has_failed
 
-    pids = [in_child(functools.partial(work, seed)) for seed in range(3)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0, 0]
+    children = [in_child(functools.partial(work, seed)) for seed in range(3)]
+    assert [ended() for ended in children] == [0, 0, 0]
     assert not list((tmp_path / "quorate-cache").glob("d/.*"))
     # Two others may each write a share while the third looks.
     assert sum(path.stat().st_size for path in files_of(tmp_path)) < 60_000
@@ -192,7 +180,7 @@ def test_a_process_that_is_killed_as_it_places_a_file_leaves_what_was_there(tmp_
             cache.put("d/1", b"behind")
         return True
 
-    assert os.waitstatus_to_exitcode(os.waitpid(in_child(work), 0)[1]) == -signal.SIGKILL
+    assert in_child(work)() == -signal.SIGKILL
     assert len(files_of(tmp_path)) == 2, "its half is still there"
     assert cache.get("d/1") == b"before"
     DiskCache(tmp_path, MB).put("d/2", b"next")
@@ -244,7 +232,6 @@ def test_blocks_of_a_store_are_read_once_and_damage_is_read_again_from_there(tmp
 
 
 def test_blocks_of_a_folder_are_not_copied(tmp_path: Path) -> None:
-    write_shards("parquet", tmp_path / "data")
-    save_index(build_index(str(tmp_path / "data")), tmp_path / "data" / NAME)
+    write_indexed("parquet", tmp_path / "data")
     Shards(tmp_path / "data", cache={"folder": tmp_path / "cache"}).batch([0, 40])
     assert not files_of(tmp_path / "cache")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from data.shards.shard_files import small_blocks, write_shards
+from data.shards.shard_files import same, small_blocks, write_indexed, write_shards
 from quorate.core.errors import GenerationOver, JobError, UserCodeError
 from quorate.data.bad_sample import Unreachable
 from quorate.data.block_sampler import BlockSampler
@@ -53,9 +53,7 @@ def who(record: str) -> tuple[str, int, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_shards("text", tmp_path)
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
-    return tmp_path
+    return write_indexed("text", tmp_path).folder
 
 
 @contextlib.contextmanager
@@ -116,8 +114,7 @@ def test_several_loaders_take_turns_at_a_lane_where_there_are_more_of_them(folde
 
 
 def test_columns_need_no_loaders_and_give_the_same_with_any_number(tmp_path: Path) -> None:
-    write_shards("parquet", tmp_path)
-    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    write_indexed("parquet", tmp_path)
     requests = plan(48)
     found = []
     for loaders in (0, 2):
@@ -125,11 +122,7 @@ def test_columns_need_no_loaders_and_give_the_same_with_any_number(tmp_path: Pat
             assert not isinstance(feed._reader, Loaders)
             found.append([feed.next(request).content for request in requests])
     for one, other in zip(*found, strict=True):
-        assert all(equal(one[name], other[name]) for name in one)
-
-
-def equal(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+        assert same(one, other)
 
 
 @pytest.mark.parametrize("loaders", [0, 2])

@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 
-from data.shards.shard_files import KINDS, Written, small_blocks, write_shards
+from data.shards.shard_files import KINDS, same, small_blocks, write_indexed, write_shards
 from quorate.core.errors import RequestError, TaskError
 from quorate.data.bad_sample import BadSample, Unreachable
 from quorate.data.collate import UnlikeSamples, collate
@@ -31,22 +31,6 @@ __all__ = ["small_blocks"]
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 COLUMNAR = ("parquet", "hdf5")
-
-
-def indexed(kind: str, folder: Path, **options: Any) -> Written:
-    written = write_shards(kind, folder, **options)
-    save_index(build_index(str(folder)), folder / NAME)
-    return written
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, numpy.ndarray | numpy.generic):
-        return left.dtype == right.dtype and bool((left == right).all())
-    if isinstance(left, torch.Tensor):
-        return left.dtype == right.dtype and torch.equal(left, right)
-    return bool(left == right)
 
 
 def identity(record: Any) -> Any:
@@ -79,7 +63,7 @@ def spoil(file: Path, start: int, content: bytes = b"\xff\xfe\xfd") -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_record_is_a_sample_by_its_number(kind: str, tmp_path: Path) -> None:
-    written = indexed(kind, tmp_path)
+    written = write_indexed(kind, tmp_path)
     shards = Shards(tmp_path, decode=identity)
     assert len(shards) == len(written.records) == sum(shards.blocks)
     assert len(shards.blocks) > 3, "several blocks"
@@ -93,7 +77,7 @@ def test_every_record_is_a_sample_by_its_number(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", COLUMNAR)
 def test_columns_at_once_are_what_collating_gives(kind: str, tmp_path: Path) -> None:
-    indexed(kind, tmp_path)
+    write_indexed(kind, tmp_path)
     shards = Shards(tmp_path)
     wanted = [40, 3, 4, 47, 0, 31]
     at_once = shards.batch(wanted)
@@ -135,7 +119,7 @@ def test_records_and_texts_of_numpy_are_values_of_python() -> None:
 
 
 def test_some_columns_in_the_order_in_which_they_are_asked_for(tmp_path: Path) -> None:
-    written = indexed("parquet", tmp_path)
+    written = write_indexed("parquet", tmp_path)
     shards = Shards(tmp_path, columns=["weight", "id"])
     assert list(shards.batch([3])) == ["weight", "id"]
     assert shards.batch([3])["id"].item() == written.records[3]["id"]
@@ -143,14 +127,14 @@ def test_some_columns_in_the_order_in_which_they_are_asked_for(tmp_path: Path) -
 
 
 def test_a_decode_of_ones_own_makes_the_samples(tmp_path: Path) -> None:
-    written = indexed("tar", tmp_path)
+    written = write_indexed("tar", tmp_path)
     shards = Shards(tmp_path, decode=lambda record: (len(record["bin"]), record["__key__"]))
     batch = fetched(samples_of(shards), 5, 2).content
     assert batch[0].tolist() == [len(written.records[index]["bin"]) for index in (5, 2)]
 
 
 def test_random_numbers_in_decode_are_those_of_the_sample(tmp_path: Path) -> None:
-    indexed("text", tmp_path)
+    write_indexed("text", tmp_path)
     shards = Shards(tmp_path, decode=lambda _: torch.rand(2))
     both, alone = fetched(samples_of(shards), 3, 4).content, fetched(samples_of(shards), 4).content
     assert torch.equal(both[1], alone[0])
@@ -159,7 +143,7 @@ def test_random_numbers_in_decode_are_those_of_the_sample(tmp_path: Path) -> Non
 
 def test_the_fingerprint_is_that_of_the_index_and_no_record_is_read(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        indexed("parquet", tmp_path / name, seed=seed)
+        write_indexed("parquet", tmp_path / name, seed=seed)
     prints = {name: fingerprint(samples_of(Shards(tmp_path / name))) for name in "abc"}
     assert prints["a"] == prints["b"] != prints["c"]
     for file in (tmp_path / "a").glob("*.parquet"):
@@ -168,7 +152,7 @@ def test_the_fingerprint_is_that_of_the_index_and_no_record_is_read(tmp_path: Pa
 
 
 def test_a_decode_that_gives_something_else_each_time_is_refused(tmp_path: Path) -> None:
-    indexed("text", tmp_path)
+    write_indexed("text", tmp_path)
     numbers = itertools.count()
     shards = Shards(tmp_path, decode=lambda _: next(numbers))
     with pytest.raises(TaskError, match="Sample 0 of the training set is another one each time"):
@@ -176,7 +160,7 @@ def test_a_decode_that_gives_something_else_each_time_is_refused(tmp_path: Path)
 
 
 def test_it_can_be_pickled_and_reads_in_a_forked_child(tmp_path: Path) -> None:
-    written = indexed("jsonl", tmp_path)
+    written = write_indexed("jsonl", tmp_path)
     shards = Shards(tmp_path, decode=identity)
     shards.prefetch([0, 1, 2])
     assert shards[0] == written.records[0]
@@ -192,8 +176,8 @@ def test_it_can_be_pickled_and_reads_in_a_forked_child(tmp_path: Path) -> None:
 
 
 def test_the_default_window_is_smaller_for_large_samples(tmp_path: Path) -> None:
-    assert Shards(indexed("text", tmp_path / "small").folder).window == MOST_SAMPLES
-    large = Shards(indexed("tar", tmp_path / "large").folder, window=3)
+    assert Shards(write_indexed("text", tmp_path / "small").folder).window == MOST_SAMPLES
+    large = Shards(write_indexed("tar", tmp_path / "large").folder, window=3)
     assert large.window == 3
     assert 1 <= Shards(tmp_path / "large").window < MOST_SAMPLES
 
@@ -202,7 +186,7 @@ def test_a_relative_path_is_looked_for_beside_the_file_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in ("task", "working"):
-        indexed("text", tmp_path / place / "data", sizes=(5,) if place == "task" else (3,))
+        write_indexed("text", tmp_path / place / "data", sizes=(5,) if place == "task" else (3,))
     (tmp_path / "task/mine.py").write_text("import quorate\ndef build(path): return quorate.Shards(path)\n")
     code: dict[str, Any] = {}
     exec(compile((tmp_path / "task/mine.py").read_text(), str(tmp_path / "task/mine.py"), "exec"), code)
@@ -222,7 +206,7 @@ def test_a_relative_path_is_looked_for_beside_the_file_that_names_it(
 
 def test_where_the_index_lies_is_told_as_it_was_read(tmp_path: Path) -> None:
     folder = tmp_path / "imagenet/i.quorate"
-    indexed("text", folder)
+    write_indexed("text", folder)
     for path in (f"{folder}/", str(folder / NAME)):
         assert Shards(path).index_path == str(folder / NAME)
     save_index(build_index(str(folder), root="i.quorate"), folder.parent / NAME)
@@ -263,13 +247,13 @@ def test_shards_without_an_index_are_refused_with_the_command_to_type(tmp_path: 
     ],
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], text: str, tmp_path: Path) -> None:
-    indexed("parquet", tmp_path)
+    write_indexed("parquet", tmp_path)
     with pytest.raises(TaskError, match=text):
         Shards(tmp_path, **options)
 
 
 def test_a_cache_that_cannot_be_there_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    indexed("text", tmp_path)
+    write_indexed("text", tmp_path)
     (tmp_path / "file").touch()
     told = r"cannot be made: Not a directory\. Give cache= another folder, or leave it out\."
     with pytest.raises(RequestError, match=told):
@@ -283,14 +267,14 @@ def test_batches_of_records_without_decode_are_what_the_class_says(tmp_path: Pat
     assert (batch["n"].tolist(), batch["t"]) == ([1, 2], ["a", "b"])
     assert [each.tolist() for each in batch["l"]] == [[1, 3], [2, 4]]
     for kind in ("tar", "text"):
-        records = indexed(kind, tmp_path / kind).records
+        records = write_indexed(kind, tmp_path / kind).records
         batch = fetched(samples_of(Shards(tmp_path / kind)), 3, 1).content
         one, other = records[3], records[1]
         assert batch == ([one, other] if kind == "text" else {name: [one[name], other[name]] for name in one})
 
 
 def test_columns_of_what_has_none_are_refused(tmp_path: Path) -> None:
-    indexed("tar", tmp_path)
+    write_indexed("tar", tmp_path)
     with pytest.raises(TaskError, match="these shards are tar"):
         Shards(tmp_path, columns=["jpg"])
 
@@ -309,7 +293,7 @@ def test_an_iterable_dataset_is_refused_with_both_remedies() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_block_is_named_and_only_its_samples_are_bad(kind: str, tmp_path: Path) -> None:
-    written = indexed(kind, tmp_path)
+    written = write_indexed(kind, tmp_path)
     file = written.files[0]
     shards = Shards(tmp_path, decode=None if kind in COLUMNAR else identity)
     block = shards.index.block(1)
@@ -339,7 +323,7 @@ def test_a_damaged_block_is_named_and_only_its_samples_are_bad(kind: str, tmp_pa
 
 @pytest.mark.parametrize("kind", COLUMNAR)
 def test_bad_samples_are_left_out_of_columns(kind: str, tmp_path: Path) -> None:
-    written = indexed(kind, tmp_path)
+    written = write_indexed(kind, tmp_path)
     sound = samples_of(Shards(tmp_path), skips=True)
     expected = fetched(sound, 0, 31, 40).content
     name = sorted(written.files)[1]
@@ -354,7 +338,7 @@ def test_bad_samples_are_left_out_of_columns(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_cut_off_is_told_as_changed_with_both_sizes(tmp_path: Path) -> None:
-    file = indexed("tar", tmp_path).files[2]
+    file = write_indexed("tar", tmp_path).files[2]
     size = file.stat().st_size
     os.truncate(file, size // 2)
     told = trouble(samples_of(Shards(tmp_path, decode=len)), 47)
@@ -362,7 +346,7 @@ def test_a_file_that_was_cut_off_is_told_as_changed_with_both_sizes(tmp_path: Pa
 
 
 def test_a_file_that_changed_without_leaving_a_trace_is_told_as_damaged(tmp_path: Path) -> None:
-    file = indexed("text", tmp_path).files[0]
+    file = write_indexed("text", tmp_path).files[0]
     before = file.stat()
     spoil(file, 10)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -371,7 +355,7 @@ def test_a_file_that_changed_without_leaving_a_trace_is_told_as_damaged(tmp_path
 
 
 def test_a_missing_file_ends_the_job_also_where_bad_samples_are_skipped(tmp_path: Path) -> None:
-    indexed("parquet", tmp_path).files[0].unlink()
+    write_indexed("parquet", tmp_path).files[0].unlink()
     for shards in (Shards(tmp_path), Shards(tmp_path, decode=identity)):
         told = trouble(samples_of(shards, skips=True), 0)
         assert told.kind == "access"
@@ -385,7 +369,7 @@ def refuse_third(record: str) -> int:
 
 
 def test_a_record_that_decode_raises_for_is_bad(tmp_path: Path) -> None:
-    indexed("text", tmp_path)
+    write_indexed("text", tmp_path)
     shards = Shards(tmp_path, decode=refuse_third)
     told = trouble(samples_of(shards), 2, 3, 4)
     assert told.index == 3
@@ -426,7 +410,7 @@ MACHINES: list[BaseException] = [
 
 @pytest.mark.parametrize("error", MACHINES, ids=lambda error: f"{type(error).__name__} {error}"[:40])
 def test_trouble_of_the_machine_in_decode_is_never_skipped(error: BaseException, tmp_path: Path) -> None:
-    indexed("text", tmp_path)
+    write_indexed("text", tmp_path)
 
     def fail(_: str) -> int:
         raise error
@@ -443,7 +427,7 @@ def test_trouble_of_the_machine_in_decode_is_never_skipped(error: BaseException,
 
 
 def test_memory_that_torch_does_not_get_is_no_bad_sample(tmp_path: Path) -> None:
-    indexed("text", tmp_path)
+    write_indexed("text", tmp_path)
     shards = Shards(tmp_path, decode=lambda _: torch.empty(2**58, dtype=torch.int8))
     told = trouble(samples_of(shards, skips=True), 2)
     assert told.kind == "code"
@@ -451,8 +435,8 @@ def test_memory_that_torch_does_not_get_is_no_bad_sample(tmp_path: Path) -> None
 
 
 def test_shards_that_decode_reads_and_cannot_reach_end_the_job(tmp_path: Path) -> None:
-    indexed("text", tmp_path / "a")
-    indexed("text", tmp_path / "b").files[0].unlink()
+    write_indexed("text", tmp_path / "a")
+    write_indexed("text", tmp_path / "b").files[0].unlink()
     other = Shards(tmp_path / "b")
     told = trouble(samples_of(Shards(tmp_path / "a", decode=lambda _: other[0]), skips=True), 2)
     assert told.kind == "access"
@@ -470,7 +454,7 @@ def test_shards_that_decode_reads_and_cannot_reach_end_the_job(tmp_path: Path) -
     ids=lambda error: type(error).__name__,
 )
 def test_what_follows_from_the_record_is_a_bad_sample(error: Exception, tmp_path: Path) -> None:
-    indexed("text", tmp_path)
+    write_indexed("text", tmp_path)
 
     def fail(_: str) -> int:
         raise error
@@ -479,13 +463,13 @@ def test_what_follows_from_the_record_is_a_bad_sample(error: Exception, tmp_path
 
 
 def test_what_wraps_shards_passes_bad_samples_on(tmp_path: Path) -> None:
-    indexed("text", tmp_path)
+    write_indexed("text", tmp_path)
     wrapped: Any = torch.utils.data.Subset(Shards(tmp_path, decode=refuse_third), [3, 4, 5])  # type: ignore[arg-type]
     assert fetched(samples_of(wrapped, skips=True), 0, 1).bad == (0,)
 
 
 def test_other_code_of_the_user_is_no_bad_sample(tmp_path: Path) -> None:
-    indexed("text", tmp_path)
+    write_indexed("text", tmp_path)
 
     def refuse(samples: Any) -> Any:
         raise ValueError("cannot stack")
