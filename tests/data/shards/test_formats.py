@@ -42,6 +42,11 @@ def all_records(index: ShardIndex) -> list[Any]:
     return [records[row] for records in opened for row in range(len(records))]
 
 
+def index_of(kind: str, folder: Path) -> ShardIndex:
+    write_shards(kind, folder)
+    return build_index(str(folder))
+
+
 # --- the contract
 
 
@@ -59,8 +64,7 @@ def test_the_records_of_all_blocks_are_those_that_were_written_in_order(kind: st
 
 @every_kind
 def test_blocks_know_their_rows_and_their_size(kind: str, tmp_path: Path) -> None:
-    write_shards(kind, tmp_path)
-    index = build_index(str(tmp_path))
+    index = index_of(kind, tmp_path)
     rows = dict.fromkeys(index.shards, 0)
     for number in range(index.blocks):
         block = index.block(number)
@@ -91,8 +95,7 @@ def test_every_byte_of_a_shard_is_under_a_digest(kind: str, tmp_path: Path) -> N
 def test_a_block_with_another_byte_is_refused_by_file_and_place(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_shards(kind, tmp_path)
-    index = build_index(str(tmp_path))
+    index = index_of(kind, tmp_path)
     format, block = type(format_of(kind)), index.block(1)
     read = format.read
 
@@ -111,8 +114,7 @@ def test_a_block_with_another_byte_is_refused_by_file_and_place(
 def test_bytes_that_are_no_block_are_a_bad_record_or_fewer_records_and_never_other_errors(
     kind: str, tmp_path: Path
 ) -> None:
-    write_shards(kind, tmp_path)
-    index = build_index(str(tmp_path))
+    index = index_of(kind, tmp_path)
     block = index.block(0)
     shard = Path(index.place, block.file).read_bytes()
     with pytest.raises(BadRecord, match=block.file):
@@ -123,8 +125,7 @@ def test_bytes_that_are_no_block_are_a_bad_record_or_fewer_records_and_never_oth
 
 @pytest.mark.parametrize("kind", ["parquet", "hdf5"])
 def test_columns_are_what_the_records_are_one_by_one(kind: str, tmp_path: Path) -> None:
-    write_shards(kind, tmp_path)
-    index = build_index(str(tmp_path))
+    index = index_of(kind, tmp_path)
     records = read_block(index, 0)
     assert isinstance(records, ColumnRecords)
     rows = [3, 0, 3, len(records) - 1]
@@ -138,8 +139,7 @@ def test_columns_are_what_the_records_are_one_by_one(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["parquet", "hdf5"])
 def test_only_the_columns_that_were_asked_for_are_given(kind: str, tmp_path: Path) -> None:
-    write_shards(kind, tmp_path)
-    index = build_index(str(tmp_path))
+    index = index_of(kind, tmp_path)
     wanted = sorted(index.schema)[-1:]
     records = read_block(index, 0, wanted)
     assert isinstance(records, ColumnRecords)
