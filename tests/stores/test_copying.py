@@ -113,6 +113,12 @@ def test_copies_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
     assert place.read(ORIGIN) == source.origin
 
 
+def test_a_run_without_checkpoints_claims_no_place(tmp_path: Path) -> None:
+    place = FolderPlace(tmp_path / "copy")
+    assert copy_checkpoints(make_source(tmp_path), place) == ()
+    assert not (tmp_path / "copy").exists()
+
+
 @pytest.mark.parametrize("name", ["job.yaml", "environment.json"])
 def test_a_page_that_is_a_pipe_is_told_at_once(tmp_path: Path, name: str) -> None:
     source = make_source(tmp_path, 2)

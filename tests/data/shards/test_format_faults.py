@@ -21,6 +21,7 @@ import pytest
 from pyarrow import parquet
 
 from data.shards.shard_files import SMALL_BLOCK, add_member, small_blocks, write_shards
+from data.shards.test_formats import read_block as opened
 from quorate.core.errors import RequestError
 from quorate.data.bad_sample import Unreachable
 from quorate.shards.files import shard_place
@@ -32,14 +33,6 @@ from quorate.shards.indexing import build_index
 __all__ = ["small_blocks"]
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-
-
-def opened(index: ShardIndex, number: int = 0, columns: list[str] | None = None) -> Any:
-    format, block = format_of(index.kind), index.block(number)
-    with shard_place(index.place).open(block.file) as file:
-        content = format.read(file, block)
-        tail = file.read(int(index.tails[int(index.shard_of_block[number])]), file.size)
-    return format.open(content, block, index.schema, lambda: tail, columns)
 
 
 def indexed(file: Path, content: bytes) -> ShardIndex:
