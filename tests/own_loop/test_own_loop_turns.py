@@ -284,10 +284,7 @@ def then(act: Main) -> Main:
         (lambda run: run.prepare(torch.optim.SGD(nn.Linear(1, 1).parameters()), None), "was given a SGD as the model"),
         (then(prepared), "run.prepare() was called twice"),
         (reads_nothing, "reads_nothing() reads no batch. Write `for batch in run.batches(dataset)"),
-        (
-            then(lambda run: run.batches(iter([1, 2]))),
-            "given a list_iterator as the training set, which has no len()",
-        ),
+        (then(lambda run: run.batches(iter([1, 2]))), "given a list_iterator as the training set, which has no len()"),
         (then(lambda run: list(run.batches(DATA, batch_size=2))), "the job says 4, and run.batches() says 2"),
         (then(lambda run: run.evaluate(DATA, {})), "run.evaluate() was given a dict"),
         (then(lambda run: run.clip(0)), "run.clip() was given the int 0"),

@@ -9,7 +9,6 @@ import pytest
 
 from checkpoint.only_part import part_of
 from command import await_condition
-from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.part_file import verify_part
 from quorate.checkpoint.store import CheckpointFolder
@@ -94,19 +93,6 @@ def copier(source: Source, place: MoodyPlace, listener: Listener) -> Iterator[Co
     copier.close(10)
 
 
-def copied_both(place: MoodyPlace) -> None:
-    """Wait until what was there in the beginning is copied."""
-    await_condition("both", lambda: len(present(place)) == 2, 60)
-
-
-def hold_up(source: Source, place: MoodyPlace, copier: Copier) -> CheckpointInfo:
-    """Another checkpoint, whose copy waits at the gate."""
-    place.gate.clear()
-    info = save(source, 6)
-    copier.poke()
-    return info
-
-
 def present(place: MoodyPlace) -> set[str]:
     return set(FolderPlace(Path(str(place))).contents().whole)
 
@@ -114,7 +100,7 @@ def present(place: MoodyPlace) -> set[str]:
 def test_copies_what_is_there_and_what_comes(
     source: Source, place: MoodyPlace, copier: Copier, listener: Listener
 ) -> None:
-    copied_both(place)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
     save(source, 6)
     copier.poke()
     await_condition("the third", lambda: len(listener.told("copied_to")) == 3, 60)
@@ -129,7 +115,7 @@ def test_copies_what_is_there_and_what_comes(
 def test_what_is_set_aside_here_is_withdrawn_there(
     after: int, source: Source, place: MoodyPlace, copier: Copier, tmp_path: Path
 ) -> None:
-    copied_both(place)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
     folder = CheckpointFolder(source.run.checkpoints)
     folder.set_aside(after)
     copier.poke()
@@ -167,15 +153,17 @@ def test_another_trouble_is_told_again(source: Source, place: MoodyPlace, copier
 
 
 def test_the_end_waits_for_a_copy_in_the_making(source: Source, place: MoodyPlace, copier: Copier) -> None:
-    copied_both(place)
-    hold_up(source, place, copier)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
+    place.gate.clear()
+    save(source, 6)
+    copier.poke()
     threading.Timer(0.3, place.gate.set).start()
     assert copier.close(60).missing == ()
     assert "step-00000006" in present(place)
 
 
 def test_the_end_does_not_wait_for_ever(source: Source, place: MoodyPlace, copier: Copier) -> None:
-    copied_both(place)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
     place.gate.clear()
     save(source, 6)
     began = time.monotonic()
@@ -188,8 +176,10 @@ def test_the_end_does_not_wait_for_ever(source: Source, place: MoodyPlace, copie
 def test_what_was_saved_while_a_place_says_nothing_is_known_to_be_missing(
     source: Source, place: MoodyPlace, copier: Copier
 ) -> None:
-    copied_both(place)
-    hold_up(source, place, copier)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
+    place.gate.clear()
+    save(source, 6)
+    copier.poke()
     assert place.is_waiting.wait(60)
     save(source, 8)
     assert copier.close(0.1).missing == ("step-00000008", "step-00000006")
@@ -220,7 +210,9 @@ def test_the_end_does_not_wait_for_what_a_person_must_mend(
 
 
 def test_somebody_may_end_the_wait(source: Source, place: MoodyPlace, copier: Copier) -> None:
-    hold_up(source, place, copier)
+    place.gate.clear()
+    save(source, 6)
+    copier.poke()
     assert copier.close(60, give_up=lambda: True).missing
 
 
@@ -276,8 +268,10 @@ def test_a_copy_that_is_spoilt_at_the_place_is_made_again(
 def test_a_checkpoint_that_retention_removes_meanwhile_is_no_failure(
     source: Source, place: MoodyPlace, copier: Copier, listener: Listener
 ) -> None:
-    copied_both(place)
-    info = hold_up(source, place, copier)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
+    place.gate.clear()
+    info = save(source, 6)
+    copier.poke()
     assert place.is_waiting.wait(60)
     CheckpointFolder(source.run.checkpoints).remove(info.path)
     place.gate.set()

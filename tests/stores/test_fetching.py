@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,15 +46,6 @@ def copy(source: Source, tmp_path: Path) -> Path:
     return folder
 
 
-def steps_in(run: RunFolder) -> list[int]:
-    return [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()]
-
-
-def fetched(tmp_path: Path, copy: Path, **asked: Any) -> RunFolder:
-    """The run on another machine."""
-    return RunFolder(fetch_run(tmp_path / "elsewhere", str(copy), **asked).path)
-
-
 def test_a_copy_of_what_was_set_aside_is_not_taken_up_again(source: Source, copy: Path) -> None:
     folder = CheckpointFolder(source.run.checkpoints)
     folder.set_aside(2)
@@ -85,8 +75,8 @@ def test_a_damaged_part_is_found_and_the_one_before_is_used(
     copy: Path, tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(part_of(copy / "step-00000004"))
-    run = fetched(tmp_path, copy)
-    assert steps_in(run) == [2]
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
     assert "step-00000004" in caplog.text and "an earlier one is used" in caplog.text
     assert "step-00000004" in run.events_file.read_text()
     assert '"level":"warning"' in run.events_file.read_text()
@@ -95,7 +85,8 @@ def test_a_damaged_part_is_found_and_the_one_before_is_used(
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_a_damaged_manifest_is_no_way_back(copy: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     damage(copy / "step-00000004" / MANIFEST)
-    assert steps_in(fetched(tmp_path, copy)) == [2]
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
 
 
 def test_a_manifest_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
@@ -109,8 +100,8 @@ def test_a_manifest_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not whole: .*\.\./x.*the checkpoint"):
         fetch_checkpoint(FolderPlace(copy), newest.name, tmp_path / "back")
     assert not (tmp_path / "back").exists()
-    run = fetched(tmp_path, copy)
-    assert steps_in(run) == [2]
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
     assert not list((tmp_path / "elsewhere").rglob("x"))
 
 
@@ -164,11 +155,11 @@ def test_comes_back_as_the_same_run(source: Source, copy: Path, tmp_path: Path) 
 
 
 def test_brings_what_is_newer_to_a_run_that_is_here(source: Source, copy: Path, tmp_path: Path) -> None:
-    run = fetched(tmp_path, copy)
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
     save(source, 6)
     copy_checkpoints(source, FolderPlace(copy))
     fetch_run(tmp_path / "elsewhere", str(copy))
-    assert steps_in(run) == [4, 6]
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4, 6]
 
 
 def test_a_checkpoint_of_another_job_is_passed_over_here_and_there(source: Source, copy: Path, tmp_path: Path) -> None:
@@ -176,8 +167,8 @@ def test_a_checkpoint_of_another_job_is_passed_over_here_and_there(source: Sourc
     save(source, 6, job=job)
     foreign = save(source, 8, job=job | {"seed": 99}).path
     copy_checkpoints(source, FolderPlace(copy))
-    run = fetched(tmp_path, copy)
-    assert steps_in(run) == [6]
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [6]
     assert "step-00000008 at" in run.events_file.read_text() and "is not of this run" in run.events_file.read_text()
 
     shutil.copytree(foreign, run.checkpoints / foreign.name)
@@ -197,7 +188,7 @@ def test_where_all_are_of_another_job_it_is_the_job_that_was_changed(source: Sou
     save(source, 8, job=job | {"seed": 99})
     copy_checkpoints(source, FolderPlace(tmp_path / "copy"))
     run = RunFolder(fetch_run(tmp_path / "elsewhere", str(tmp_path / "copy")).path)
-    assert steps_in(run) == [8]
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [8]
 
 
 def test_another_run_of_that_name_is_left_alone(copy: Path, tmp_path: Path) -> None:
@@ -289,11 +280,11 @@ def test_code_beside_encrypted_copies_is_kept_only_if_a_checkpoint_under_the_key
 def test_a_planted_newest_copy_does_not_block_the_good_ones(encrypted: Encrypted, tmp_path: Path) -> None:
     encrypted.plant(9, encrypted.copy)
     run = RunFolder(fetch_run(tmp_path / "elsewhere", str(encrypted.copy), {}, encrypted.asked).path)
-    assert steps_in(run) == [4]
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4]
     assert "step-00000009 at" in run.events_file.read_text() and "cannot be trusted" in run.events_file.read_text()
     encrypted.plant(12, encrypted.copy)
     fetch_run(tmp_path / "elsewhere", str(encrypted.copy), {}, encrypted.asked)
-    assert steps_in(run) == [4], "nor when it is here"
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4], "nor when it is here"
 
 
 def test_encryption_is_not_switched_off_by_editing_the_job_beside_the_copies(

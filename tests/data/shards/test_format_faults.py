@@ -21,7 +21,7 @@ import pytest
 from pyarrow import parquet
 
 from data.shards.shard_files import SMALL_BLOCK, add_member, small_blocks, write_shards
-from data.shards.test_formats import read_block as opened
+from data.shards.test_formats import read_block
 from quorate.core.errors import RequestError
 from quorate.data.bad_sample import Unreachable
 from quorate.shards.files import shard_place
@@ -33,6 +33,11 @@ from quorate.shards.indexing import build_index
 __all__ = ["small_blocks"]
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
+def opened(index: ShardIndex, columns: list[str] | None = None) -> Any:
+    """The first block."""
+    return read_block(index, 0, columns)
 
 
 def indexed(file: Path, content: bytes) -> ShardIndex:

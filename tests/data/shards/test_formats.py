@@ -15,7 +15,7 @@ from data.shards.shard_files import KINDS, SMALL_BLOCK, add_member, assert_same,
 from quorate.core.errors import RequestError
 from quorate.shards.blocks import ShardBlocks
 from quorate.shards.files import shard_place
-from quorate.shards.formats.format import BadRecord, Block, ColumnRecords, DamagedBlock, ShardFile
+from quorate.shards.formats.format import BadRecord, Block, ColumnRecords, DamagedBlock, Records, ShardFile
 from quorate.shards.formats.kinds import format_of, is_compressed_shard, kind_of
 from quorate.shards.index import ShardIndex
 from quorate.shards.indexing import build_index
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def read_block(index: ShardIndex, number: int = 0, columns: list[str] | None = None) -> Any:
+def read_block(index: ShardIndex, number: int, columns: list[str] | None = None) -> Records:
     """A block as a reader gets it, by nothing but the index and ranges of the file."""
     format, block = format_of(index.kind), index.block(number)
     shard = int(index.shard_of_block[number])
