@@ -99,7 +99,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "checkpoint/test_key.py",
         "checkpoint/test_rekeying.py",
         "checkpoint/test_part_file.py::*encrypted*",
-        "cli/test_checkpoints_verb.py::*encryption*",
         "cli/test_checkpoints_verb.py::*_key_*",
         "cli/test_encrypted_job.py",
         "coordinator/test_encrypted_coordinator.py",

@@ -89,12 +89,6 @@ class TestReplace:
     def test_changes_a_whole_section(self, job: Job) -> None:
         assert job.replace(checkpoint={"every": 7}).spec.checkpoint == CheckpointSpec(every=7)
 
-    def test_steps_replace_epochs_and_the_reverse(self, job: Job) -> None:
-        by_epochs = job.replace(epochs=3)
-        assert (by_epochs.spec.epochs, by_epochs.spec.steps) == (3, None)
-        by_steps = by_epochs.replace(steps=4)
-        assert (by_steps.spec.epochs, by_steps.spec.steps) == (None, 4)
-
     @pytest.mark.parametrize(
         ("task", "name"),
         [

@@ -45,10 +45,14 @@ def save(run: RunFolder, step: int, **changes: Any) -> CheckpointInfo:
     return CheckpointInfo(file.parent, manifest)
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return build_run(tmp_path)
+
+
 def test_a_lost_job_is_taken_from_the_newest_checkpoint_of_a_job_of_that_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = build_run(tmp_path)
     before = spec_of(run)
     with_job = save(run, 4)
     save(run, 100, name="another", seed=7)
@@ -62,8 +66,7 @@ def test_a_lost_job_is_taken_from_the_newest_checkpoint_of_a_job_of_that_name(
     assert not run.job_file.exists(), "whoever reads a run writes nothing: that is for resume, which holds the lock"
 
 
-def test_a_lost_job_that_no_checkpoint_holds_is_told(tmp_path: Path) -> None:
-    run = build_run(tmp_path)
+def test_a_lost_job_that_no_checkpoint_holds_is_told(run: RunFolder) -> None:
     run.job_file.unlink()
     with pytest.raises(RunError, match=r"job\.yaml is gone, and run .* has no checkpoint that has the job"):
         recorded_job(run)
@@ -72,8 +75,7 @@ def test_a_lost_job_that_no_checkpoint_holds_is_told(tmp_path: Path) -> None:
         recorded_job(run)
 
 
-def test_a_cut_environment_is_taken_from_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = build_run(tmp_path)
+def test_a_cut_environment_is_taken_from_the_checkpoint(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     info = save(run, 8)
     run.environment_file.write_text('{"torch": "2.1')
     assert recorded_environment(run, info) == info.manifest.environment
@@ -83,9 +85,8 @@ def test_a_cut_environment_is_taken_from_the_checkpoint(tmp_path: Path, caplog: 
 
 
 def test_a_newer_checkpoint_of_another_job_is_passed_over_and_moved_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = build_run(tmp_path)
     spec = spec_of(run)
     save(run, 8)
     other = save(run, 100, seed=7, lanes=2)
@@ -99,8 +100,7 @@ def test_a_newer_checkpoint_of_another_job_is_passed_over_and_moved_aside(
     assert (run.path / "checkpoints-of-other-runs" / other.path.name / "manifest.json").is_file()
 
 
-def test_whoever_looks_for_the_last_passes_over_one_of_another_job(tmp_path: Path) -> None:
-    run = build_run(tmp_path)
+def test_whoever_looks_for_the_last_passes_over_one_of_another_job(run: RunFolder) -> None:
     own, other = save(run, 8), save(run, 100, seed=7)
     assert open_run(run.path).steps == 8
     assert [each.path for each in verify_run(run, "last").examined] == [own.path]
@@ -110,15 +110,13 @@ def test_whoever_looks_for_the_last_passes_over_one_of_another_job(tmp_path: Pat
     assert [each.path for each in verify_run(run, "last").examined] == [other.path]
 
 
-def test_where_no_checkpoint_agrees_it_is_the_job_that_was_changed(tmp_path: Path) -> None:
-    run = build_run(tmp_path)
+def test_where_no_checkpoint_agrees_it_is_the_job_that_was_changed(run: RunFolder) -> None:
     spec = spec_of(run)
     newest = save(run, 8, seed=7)
     assert newest_checkpoint(run, spec, spec.checkpoint).path == newest.path, "and `refuse_edited_job` says so"
 
 
-def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
-    run = build_run(tmp_path)
+def test_a_checkpoint_of_a_newer_version_is_not_passed_over(run: RunFolder) -> None:
     spec = spec_of(run)
     save(run, 8)
     save(run, 12, format=99)
@@ -134,8 +132,7 @@ def test_checkpoints_that_the_events_tell_of_and_that_are_gone(tmp_path: Path) -
         newest_checkpoint(run, spec_of(run), spec_of(run).checkpoint)
 
 
-def test_one_of_another_job_is_marked_in_the_list_and_where_it_is_verified(tmp_path: Path) -> None:
-    run = build_run(tmp_path)
+def test_one_of_another_job_is_marked_in_the_list_and_where_it_is_verified(run: RunFolder) -> None:
     save(run, 8)
     save(run, 100, seed=7)
     why = "its job has seed 7 where the run has 0"

@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from quorate.api.tasks import (
-    TaskLocation,
-    find_task,
-    is_other_code,
-    keep_task,
-    refuse_other_code,
-    warn_of_other_code,
-)
+from quorate.api.tasks import TaskLocation, find_task, is_other_code, keep_task, refuse_other_code, warn_of_other_code
 from quorate.core import task_source
 from quorate.core.errors import RunError
 from quorate.core.task_source import TaskSource

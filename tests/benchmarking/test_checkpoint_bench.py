@@ -26,19 +26,7 @@ from benchmarks.peers.safetensors_checkpoint import SafeTensors
 from benchmarks.peers.torch_save_checkpoint import TorchSave
 from benchmarks.row import Reading, Row, compared, rows_of
 from benchmarks.run import Options, measure
-from benchmarks.saves import (
-    ADDED,
-    COMMITTED,
-    LOADED,
-    LOADED_AGAIN,
-    RAW,
-    Cost,
-    Costs,
-    Floor,
-    Loads,
-    Save,
-    save_readings,
-)
+from benchmarks.saves import ADDED, COMMITTED, LOADED, LOADED_AGAIN, RAW, Cost, Costs, Floor, Loads, Save, save_readings
 from benchmarks.target import judge
 from benchmarks.targets import TARGETS
 from quorate.core.errors import RequestError
@@ -140,10 +128,7 @@ def test_noise_that_makes_a_save_look_like_a_gift_is_told_but_no_time() -> None:
         ({"added": 60.0}, ["steps during a save ÷ undisturbed ones"]),
         ({"waited": 0.02}, ["ms that training waits for a save"]),
         ({"write": 1.3}, ["until committed ÷ raw write and fsync"]),
-        (
-            {"load": 1.6},
-            ["load and verify from the disk ÷ raw read", "load and verify from the page cache ÷ raw read"],
-        ),
+        ({"load": 1.6}, ["load and verify from the disk ÷ raw read", "load and verify from the page cache ÷ raw read"]),
         ({"memory": 1.1}, ["extra memory ÷ state, 5 % being for buffers"]),
     ],
 )

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu import FREE, QUORATE, RESNET, ROWS, SAVING, SMOKE, Gpu, lanes_case
+from benchmarks.own.attention import TINY, measured
 from benchmarks.own.device_exchange import READS
 from benchmarks.own.gpu_job import CACHES, GpuRun
 from benchmarks.peers.gpu_loops import LOOPS, Bout
@@ -137,3 +139,17 @@ def test_lanes_and_saves_are_held_against_the_plain_job() -> None:
     assert found["ResNet-50, 4 lanes: % of one lane"].value == pytest.approx(80.0)
     assert found["ResNet-50, a checkpoint every 50 steps: % slower"].value == pytest.approx(0.5)
     assert found["ResNet-50, 2 lanes: % of one lane"].verdict == "not measured"
+
+
+CPU = torch.device("cpu")
+
+
+def test_what_there_is_repeats_and_is_measured() -> None:
+    told = measured("math", TINY[0], CPU, strict=True)
+    assert told["repeats"]
+    assert told["ms"] > 0
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_there_is_not_is_told_with_its_reason() -> None:
+    assert "No viable backend" in measured("efficient", TINY[0], CPU, strict=True)["absent"]

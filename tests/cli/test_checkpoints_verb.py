@@ -4,14 +4,12 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import Done, Workplace
-from quorate.checkpoint.manifest import Manifest
 from schemas import validate
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -133,21 +131,6 @@ def test_checkpoints_get_another_key_and_none_again(used_workplace: Workplace) -
     assert not any(second.encode() in file.read_bytes() for file in kept)
 
 
-def test_a_plain_checkpoint_is_refused_where_encryption_is_asked_for(used_workplace: Workplace) -> None:
-    (used_workplace.folder / "a.key").write_text("a1" * 32)
-    asked = ("--set", f"checkpoint.encrypt.key_file={used_workplace.folder / 'a.key'}")
-    refused = used_workplace.run("resume", "last", "--steps", "10", *asked, "--json")
-    assert refused.code == 2, refused.stderr
-    assert "is not encrypted, although `checkpoint.encrypt` asks for that" in refused.document["error"]
-    assert "`quorate checkpoints rekey`" in refused.document["error"]
-    run(used_workplace, "rekey", "last", "--new-key-file", "a.key")
-    newest = used_workplace.last / "checkpoints" / used_workplace.checkpoints()[-1] / "manifest.json"
-    forged = replace(Manifest.from_json(newest.read_text()), metrics={"loss": 0.0})
-    newest.write_text(forged.to_json())
-    (problem,) = [each["problem"] for each in run(used_workplace, "verify", "last", code=1)["checkpoints"][2:]]
-    assert "is not authentic" in problem
-
-
 def test_the_best_is_no_other_when_it_is_gone(used_workplace: Workplace) -> None:
     run(used_workplace, "rm", "last", "--checkpoint", "best")
     told = run(used_workplace, "verify", "last", "--checkpoint", "best", code=2)["error"]
@@ -169,23 +152,6 @@ def test_what_another_key_leaves_as_it_was_is_told(used_workplace: Workplace) ->
     assert not list(folder.glob(f"{names[1]}/*.safetensors")), "only encrypted ones"
     run(used_workplace, "rm", "last", "--checkpoint", names[0])
     assert run(used_workplace, "rekey", "last", "--new-key-file", "a.key")["rewritten"] == []
-
-
-@pytest.mark.long
-def test_a_run_whose_key_was_moved_goes_on_from_its_new_place_to_the_same_bits(
-    workplace: Workplace, undisturbed: str
-) -> None:
-    old, new = workplace.folder / "old.key", workplace.folder / "new.key"
-    old.write_text("a1" * 32)
-    begun = workplace.train("--set", "checkpoint.encrypt.key_file=old.key", "--steps", "4", "--workers", "1")
-    assert begun.code == 0, begun.stderr
-    old.rename(new)
-    moved = ("--set", "checkpoint.encrypt.key_file=new.key")
-    resumed = workplace.run("resume", "last", "--steps", "8", *moved, "--json")
-    assert resumed.code == 0, resumed.stderr
-    assert resumed.document["weights_digest"] == undisturbed
-    exported = run(workplace, "export", "last", "model.safetensors", "--checkpoint", "4")
-    assert exported["step"] == 4, "written when the key was elsewhere"
 
 
 @pytest.mark.long

@@ -36,6 +36,16 @@ def assert_resumes_to(workplace: Workplace, digest: str, workers: int) -> None:
     assert workplace.result()["status"] == "complete"
 
 
+def finish(workplace: Workplace, running: Running, digest: str) -> dict[str, Any]:
+    """What the job comes to once its losses are let go: the bits of an undisturbed one, and nobody is left."""
+    workplace.go()
+    done = running.done(within=PROMPTLY)
+    assert done.code == 0, done.error
+    assert done.document["weights_digest"] == digest
+    workplace.assert_nobody_left()
+    return done.document
+
+
 def lost(workplace: Workplace) -> list[dict[str, Any]]:
     return [event for event in workplace.events() if event["kind"] == "lost"]
 
@@ -56,18 +66,14 @@ def test_a_worker_killed_in_a_step_is_replaced_and_the_bits_are_the_same(
     running = start_and_reach_a_checkpoint(workplace, workers)
     pid = workplace.workers()[victim]
     os.kill(pid, signal.SIGKILL)
-    workplace.go()
-    done = running.done(within=PROMPTLY)
-    assert done.code == 0, done.error
-    assert (done.document["status"], done.document["steps"]) == ("complete", 8)
-    assert done.document["weights_digest"] == undisturbed
+    document = finish(workplace, running, undisturbed)
+    assert (document["status"], document["steps"]) == ("complete", 8)
     (loss,) = lost(workplace)
     named = rf"worker {loss['worker']} \(pid {pid} on host \S+\) was killed by SIGKILL at step [45]"
     assert re.match(named, loss["message"])
     steps = [event["step"] for event in workplace.events() if event["kind"] == "step"]
     assert sorted(set(steps)) == list(range(1, 9))
     assert loss["message"] in warnings(workplace)
-    workplace.assert_nobody_left()
 
 
 def test_a_loader_that_is_killed_costs_a_generation_as_its_worker_would(workplace: Workplace, undisturbed: str) -> None:
@@ -75,14 +81,10 @@ def test_a_loader_that_is_killed_costs_a_generation_as_its_worker_would(workplac
     workers = [pid for pid in workplace.workers() if parent_of(pid) not in workplace.workers()]
     victim = next(pid for pid in workplace.workers() if parent_of(pid) == workers[1])
     os.kill(victim, signal.SIGKILL)
-    workplace.go()
-    done = running.done(within=PROMPTLY)
-    assert done.code == 0, done.error
-    assert (done.document["weights_digest"], len(done.document["recoveries"])) == (undisturbed, 1)
+    assert len(finish(workplace, running, undisturbed)["recoveries"]) == 1
     (loss,) = lost(workplace)
     named = rf"worker {loss['worker']} \(pid {workers[1]} on host \S+\) gave up at step \d while in data: its loader"
     assert re.match(rf"{named} process {victim} was killed by SIGKILL\..* It was to read samples ", loss["message"])
-    workplace.assert_nobody_left()
 
 
 @pytest.mark.long
@@ -100,35 +102,15 @@ def test_a_job_with_loaders_needs_no_dev_shm(workplace: Workplace, undisturbed: 
     assert json.loads(done.stdout)["weights_digest"] == undisturbed
 
 
-@pytest.mark.long
-def test_a_worker_that_is_stopped_is_found_by_its_silence_and_replaced(workplace: Workplace, undisturbed: str) -> None:
-    running = start_and_reach_a_checkpoint(workplace, 2)
-    victim = workplace.workers()[0]
-    os.kill(victim, signal.SIGSTOP)
-    running.await_event("lost")
-    workplace.go()
-    done = running.done(within=PROMPTLY)
-    assert done.code == 0, done.error
-    assert done.document["weights_digest"] == undisturbed
-    (loss,) = lost(workplace)
-    assert f"pid {victim}" in loss["message"]
-    assert "has sent no heartbeat for" in loss["message"]
-    workplace.assert_nobody_left()
-
-
 def test_all_workers_killed_go_on_from_the_newest_checkpoint(workplace: Workplace, undisturbed: str) -> None:
     running = start_and_reach_a_checkpoint(workplace, 2)
     for pid in workplace.workers():
         os.kill(pid, signal.SIGKILL)
-    workplace.go()
-    done = running.done(within=PROMPTLY)
-    assert done.code == 0, done.error
-    assert done.document["weights_digest"] == undisturbed
+    finish(workplace, running, undisturbed)
     assert len(lost(workplace)) == 2
     shown = warnings(workplace)
     assert all(loss["message"] in shown for loss in lost(workplace))
     assert re.search(r"worker [01] is started from step-0\S+: nobody holds a newer state", shown)
-    workplace.assert_nobody_left()
 
 
 def keeper(workplace: Workplace, running: Running, module: str) -> int:
@@ -145,17 +127,13 @@ def test_a_coordinator_that_is_gone_or_hangs_is_replaced_and_nobody_is_lost(
     victim = keeper(workplace, running, "quorate.coordinator")
     os.kill(victim, number)
     running.await_event("coordinator")
-    workplace.go()
-    done = running.done(within=PROMPTLY)
-    assert done.code == 0, done.error
-    assert (done.document["weights_digest"], done.document["recoveries"]) == (undisturbed, [])
+    assert finish(workplace, running, undisturbed)["recoveries"] == []
     (told,) = [event for event in workplace.events() if event["kind"] == "coordinator"]
     assert (told["incarnation"], told["present"]) == (2, 2)
     steps = [event["step"] for event in workplace.events() if event["kind"] == "step"]
     assert sorted(steps) == list(range(1, 9)), "each is told once, by whichever coordinator"
     assert not Path(f"/proc/{victim}").exists()
     assert "another coordinator has taken over, and waits for 2 processes" in warnings(workplace)
-    workplace.assert_nobody_left()
 
 
 @pytest.mark.long
@@ -164,11 +142,7 @@ def test_a_coordinator_that_dies_with_a_worker_is_replaced_first(workplace: Work
     os.kill(keeper(workplace, running, "quorate.coordinator"), signal.SIGKILL)
     os.kill(workplace.workers()[0], signal.SIGKILL)
     running.await_event("lost")
-    workplace.go()
-    done = running.done(within=PROMPTLY)
-    assert done.code == 0, done.error
-    assert (done.document["weights_digest"], len(done.document["recoveries"])) == (undisturbed, 1)
-    workplace.assert_nobody_left()
+    assert len(finish(workplace, running, undisturbed)["recoveries"]) == 1
 
 
 @pytest.mark.long
@@ -196,12 +170,8 @@ def test_a_fork_server_that_is_killed_is_replaced_and_so_are_its_workers(
     running = start_and_reach_a_checkpoint(workplace, 2)
     os.kill(keeper(workplace, running, "quorate.engines.fork_server"), signal.SIGKILL)
     running.await_event("lost", at_least=1)
-    workplace.go()
-    done = running.done(within=PROMPTLY)
-    assert done.code == 0, done.error
-    assert done.document["weights_digest"] == undisturbed
+    finish(workplace, running, undisturbed)
     assert len(lost(workplace)) == 2
-    workplace.assert_nobody_left()
 
 
 @pytest.mark.usefixtures("unmeasured")

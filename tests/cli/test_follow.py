@@ -21,10 +21,7 @@ def add(run: RunFolder, story: Story) -> None:
 
 def test_what_a_run_tells_from_now_on_is_shown_until_it_ends(tmp_path: Path) -> None:
     run = build_run(tmp_path, story=Story().begin(total_steps=8).train(1, 4))
-    coming = [
-        Story().train(5, 6, log={"accuracy": 0.75}).evaluate(6, loss=0.5),
-        Story().train(7, 8),
-    ]
+    coming = [Story().train(5, 6, log={"accuracy": 0.75}).evaluate(6, loss=0.5), Story().train(7, 8)]
     is_running = True
 
     def wait(_: float) -> None:

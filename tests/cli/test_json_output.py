@@ -72,10 +72,7 @@ def test_a_job_that_ends_with_a_metric_that_is_not_finite(capsys: pytest.Capture
         report(Result.of(RunFolder(Path("/w/runs/tiny-0001")), fields), as_json=True)
     document = printed(capsys)
     schemas.validate("train", document)
-    assert document == fields | {
-        "final_metrics": {"loss": None, "accuracy": 0.5},
-        "best": {"value": None, "step": 8},
-    }
+    assert document == fields | {"final_metrics": {"loss": None, "accuracy": 0.5}, "best": {"value": None, "step": 8}}
 
 
 def test_the_test_tools_refuse_what_is_not_json() -> None:

@@ -2,7 +2,10 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from quorate.cli.errors import fold
 from quorate.cli.history import LONGEST_MESSAGE, line_of
 from quorate.history.logs import LogRecord
 
@@ -36,3 +39,25 @@ def test_warnings_and_errors_are_coloured_on_a_terminal() -> None:
 @pytest.mark.parametrize("time", [1e300, -1e300, float("nan"), "then", None])
 def test_a_time_that_cannot_be_does_no_harm(time: Any) -> None:
     assert line(time=time, message="hello").endswith("hello")
+
+
+def test_lines_are_broken_between_words_and_indented_under_their_own() -> None:
+    text = "error: job.yaml has a mistake:\n  lanes: the text is not a whole number"
+    assert fold(text, 24).split("\n") == [
+        "error: job.yaml has a",
+        "  mistake:",
+        "  lanes: the text is not",
+        "    a whole number",
+    ]
+
+
+def test_a_path_is_never_broken() -> None:
+    path = "/a/very/long/path-with-dashes/that/does/not/fit"
+    assert path in fold(f"see {path} for more", 20).split("\n  ")
+
+
+@given(st.lists(st.text(alphabet="abc-/", min_size=1, max_size=12), min_size=1), st.integers(20, 100))
+def test_no_word_is_lost(words: list[str], width: int) -> None:
+    folded = fold(" ".join(words), width)
+    assert folded.split() == words
+    assert max(map(len, folded.split("\n"))) <= width

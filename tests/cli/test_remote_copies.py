@@ -1,17 +1,13 @@
 """Copies of checkpoints by the real command: to a folder, and to a real S3 store that fails in every way."""
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +15,12 @@ import pytest
 
 from command import Done, Workplace, await_condition
 from object_store import BUCKET, SECRET_KEY, Relay, SeaweedStore
-from quorate.checkpoint.listing import read_manifest
-from quorate.checkpoint.manifest import MANIFEST, Part
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 from quorate.stores.place import Place, place_for
 from quorate.stores.transfer import Source, copy_checkpoints, fetch_checkpoint
 from schemas import validate
-from stores.copied_run import infos, make_source
 
 
 def long(test: Any) -> Any:
@@ -181,38 +174,12 @@ def test_wrong_secret(workplace: Workplace, to: str, undisturbed: str) -> None:
 
 
 @long
-def test_missing_bucket(workplace: Workplace, s3: SeaweedStore, undisturbed: str) -> None:
-    to = "s3://no-such-bucket/prefix"
-    write_job(workplace, to)
-    done = workplace.train("--workers", "2", "--json")
-    assert_ended_without_copies(workplace, done, undisturbed, to, "there is no bucket 'no-such-bucket'")
-
-
-@long
-def test_slow_store(workplace: Workplace, to: str, relay: Relay, undisturbed: str) -> None:
-    relay.delay = 0.1
-    write_job(workplace, to)
-    done = workplace.train("--workers", "2", "--json", AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}")
-    assert done.code == 0, done.stderr
-    assert relay.passed > 0
-    assert done.document["weights_digest"] == undisturbed
-    assert done.document["copies"][0]["missing"] == []
-    assert_all_there(workplace, place_for(to, workplace.last.name))
-
-
-@long
 def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
     workplace: Workplace, to: str, relay: Relay, undisturbed: str
 ) -> None:
     write_job(workplace, to)
     running = workplace.start(
-        "train",
-        "job.yaml",
-        "--workers",
-        "2",
-        "--json",
-        HOLD="7",
-        AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}",
+        "train", "job.yaml", "--workers", "2", "--json", HOLD="7", AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}"
     )
     running.await_event("copied_to", at_least=2)
     relay.silent = True
@@ -225,48 +192,6 @@ def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
     assert done.document["weights_digest"] == undisturbed
     assert done.document["copies"][0]["missing"]
     assert "A resume copies them" in done.stderr
-
-
-COPY = """
-import sys
-from pathlib import Path
-from quorate.stores.transfer import Source, copy_checkpoints
-from quorate.stores.place import place_for
-from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.retention import Watched
-from quorate.storage.run_folder import RunFolder
-run = RunFolder(Path(sys.argv[1]))
-copy_checkpoints(Source(run, Retention(3), Watched("loss", "min")), place_for(sys.argv[2], run.name))
-"""
-
-
-@long
-def test_copier_killed_at_any_instant_leaves_no_lie(tmp_path: Path, to: str, relay: Relay) -> None:
-    source = make_source(tmp_path / "runs", 2, 4, numbers=200_000)
-    environment = os.environ | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{relay.port}"}
-    deaths = 0
-    relay.delay = 0.01
-
-    def copying(target: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", COPY, str(source.run.path), target], env=environment)
-
-    with copying(f"{to}/whole") as whole:
-        assert whole.wait(100) == 0
-    total = relay.passed
-    for number in range(12):
-        target, relay.passed = f"{to}/{number}", 0
-        with copying(target) as process:
-            limit = total * (number + 1) // 13
-            await_condition("the moment", lambda: relay.passed >= limit or process.poll() is not None)  # noqa: B023
-            process.kill()
-            deaths += process.wait() == -signal.SIGKILL
-        place = place_for(target, source.run.name)
-        for name in place.contents().whole:
-            fetch_checkpoint(place, name, tmp_path / f"back-{number}")
-        copy_checkpoints(source, place)
-        assert place.contents().whole.keys() == infos(source).keys()
-        assert not place.contents().unfinished
-    assert deaths > 8
 
 
 def test_the_run_folder_is_no_place_for_its_copies(workplace: Workplace) -> None:
@@ -295,40 +220,3 @@ def test_code_that_somebody_puts_beside_a_copy_is_not_run(used_workplace: Workpl
     assert not proof.exists()
     trusted = used_workplace.run("resume", str(backup / "tiny-0001"), "--steps", "10", "--trust-source", "--json")
     assert trusted.code == 2 and proof.exists(), "it is run then, and has no task"
-
-
-@pytest.mark.usefixtures("unmeasured")
-def test_code_that_somebody_adds_to_a_checkpoint_of_a_copy_is_not_run(used_workplace: Workplace) -> None:
-    """Neither as the task nor as a callback; and the copy is resumed when it is as it was."""
-    backup, proof = used_workplace.folder / "backup", used_workplace.folder / "proof"
-    backup.mkdir()
-    copy_to(backup, RunFolder(used_workplace.last))
-    shutil.rmtree(used_workplace.folder / "runs")
-    copy, honest = backup / "tiny-0001", used_workplace.folder / "honest"
-    shutil.copytree(copy, honest)
-    newest = sorted(copy.glob("step-*"))[-1]
-    code = f"open({str(proof)!r}, 'w')\n".encode()
-    part = Part("evil.py", len(code), f"sha-256:{hashlib.sha256(code).hexdigest()}")
-    manifest = read_manifest(newest)
-    (newest / part.file).write_bytes(code)
-    (newest / MANIFEST).write_text(replace(manifest, parts=(*manifest.parts, part)).to_json())
-    job, text = copy / "job.yaml", (copy / "job.yaml").read_text()
-    where = f"runs/tiny-0001/checkpoints/{newest.name}/evil.py:Tiny"
-    refusals = {"callbacks: []": "--trust-job", f"task: {used_workplace.task}:Tiny": "--trust-source"}
-    for line, advice in refusals.items():
-        assert line in text
-        key = line.partition(":")[0]
-        job.write_text(text.replace(line, f"{key}: {where if key == 'task' else [where]}"))
-        refused = used_workplace.run("resume", "backup/tiny-0001", "--steps", "10", "--json")
-        assert refused.code == 2, refused.stderr
-        assert advice in refused.document["error"] and "evil.py" in refused.document["error"]
-    refused = used_workplace.run("eval", "tiny-0001", "--json")
-    assert refused.code == 2 and "evil.py is not here" in refused.document["error"]
-    assert not proof.exists() and not list((used_workplace.folder / "runs").rglob("evil.py"))
-
-    shutil.rmtree(used_workplace.folder / "runs")
-    shutil.rmtree(copy)
-    shutil.copytree(honest, copy)
-    resumed = used_workplace.run("resume", "backup/tiny-0001", "--steps", "10", "--json")
-    assert resumed.code == 0, resumed.stderr
-    assert resumed.document["from_step"] == 8

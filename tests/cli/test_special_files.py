@@ -33,9 +33,7 @@ def test_fifos_in_checkpoints_are_damage_and_the_one_before_is_used(used_workpla
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["resume", "last", "--steps", "20"], ["eval", "last"]],
-    ids=lambda command: command[0],
+    "command", [["resume", "last", "--steps", "20"], ["eval", "last"]], ids=lambda command: command[0]
 )
 def test_sigterm_ends_a_command_that_reads_a_checkpoint(used_workplace: Workplace, command: list[str]) -> None:
     """A part with a hole of a terabyte takes an hour to read."""

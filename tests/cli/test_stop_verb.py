@@ -7,7 +7,6 @@ import pytest
 import quorate
 import schemas
 from command import Workplace, await_condition, in_step
-from quorate.core.errors import RunError
 
 
 def test_a_running_job_is_stopped_cleanly_and_goes_on_to_the_same_bits(workplace: Workplace, undisturbed: str) -> None:
@@ -59,14 +58,6 @@ def test_one_that_is_being_set_up_is_stopped_at_once(workplace: Workplace, place
     assert (done.code, done.document["status"]) == (130, "interrupted")
     assert "Traceback" not in done.stderr
     workplace.assert_nobody_left()
-
-
-def test_one_that_is_not_running_is_said_to_be_so(used_workplace: Workplace) -> None:
-    done = used_workplace.run("stop", "last")
-    assert (done.code, done.error) == (2, "run tiny-0001 is not running (complete), so there is nothing to stop.")
-    with pytest.raises(RunError, match="not running"):
-        quorate.open_run(used_workplace.last).stop()
-    assert used_workplace.run("stop", "nobody").code == 2
 
 
 def test_a_launcher_that_hangs_is_told_with_what_to_do(workplace: Workplace) -> None:

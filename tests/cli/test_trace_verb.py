@@ -1,7 +1,6 @@
 """`quorate trace`, of real jobs: whose clocks are wrong, which lose a worker, and which trace nothing."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ import pytest
 from command import TASK_SOURCE, Workplace
 from quorate.core.spans import covered
 from quorate.history.traces import Trace, traces_in
-from quorate.lanes.chunks import host_lanes, plan_exchange
 from quorate.observe.seldom_events import StepTraced
 from quorate.observe.traces import COORDINATOR
 from quorate.storage.run_folder import RunFolder
 from schemas import validate
 
-LANES, WORKERS = 4, 3
+WORKERS = 3
 SHIFTS = (0.2, -0.2, 0.0)
 DIGITS = 1e-6
 """Seconds: a float that is a time of these days has no more digits."""
@@ -72,26 +70,6 @@ def test_the_first_step_and_one_in_so_many_is_traced_by_every_worker(traces: lis
     assert [trace.step for trace in traces] == [1, 3, 6]
     for trace in traces:
         assert sorted(event.worker for event in steps_of(trace)) == list(range(WORKERS))
-
-
-def test_every_hop_is_there_at_both_ends(traces: list[Trace]) -> None:
-    hosting = host_lanes(LANES, WORKERS)
-    planned = Counter(
-        (position, (position + 1) % WORKERS, visit.chunk, visit.round + 1)
-        for position, visits in enumerate(plan_exchange(hosting))
-        for visit in visits
-        if visit.sends
-    )
-    for trace in traces:
-        told = {"send": Counter[tuple[int, ...]](), "receive": Counter[tuple[int, ...]]()}
-        for span in trace.spans:
-            if span.name in told and "chunk" in span.attributes:
-                ends = (span.worker, span.attributes["peer"])
-                ends = ends if span.name == "send" else ends[::-1]
-                told[span.name][(*ends, span.attributes["chunk"], span.attributes["hop"])] += 1
-        assert told["send"] == told["receive"] == planned
-        sent = {span.span_id for span in trace.spans if span.name == "send"}
-        assert {span.cause for span in trace.spans if span.name == "receive"} == sent
 
 
 def test_the_skew_of_clocks_is_known_to_within_its_uncertainty(traces: list[Trace]) -> None:

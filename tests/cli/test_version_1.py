@@ -44,10 +44,7 @@ def test_an_old_run_is_shown_and_compared_by_the_present_names(old: Workplace) -
 
 @pytest.mark.parametrize(
     "job_is_gone",
-    [
-        pytest.param(False, id=""),
-        pytest.param(True, id="with the job of its checkpoint", marks=pytest.mark.long),
-    ],
+    [pytest.param(False, id=""), pytest.param(True, id="with the job of its checkpoint", marks=pytest.mark.long)],
 )
 def test_an_old_run_is_resumed_to_the_bits_of_an_undisturbed_one(old: Workplace, job_is_gone: bool) -> None:
     assert old.train("--steps", "12", "--workers", "1").code == 0
@@ -85,9 +82,7 @@ def test_a_renamed_key_leaves_the_digest_of_a_job_as_it_was() -> None:
     assert job_digest(spec) == hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()
 
 
-def test_a_version_1_file_is_accepted_with_one_line_that_says_what_to_write(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_version_1_file_is_accepted_with_one_line_that_says_what_to_write(caplog: pytest.LogCaptureFixture) -> None:
     spec = load_job(OLD / "job.yaml", {}, []).spec
     assert (spec.version, spec.on_nonfinite_loss) == (2, "skip")
     assert caplog.messages == [

@@ -1,15 +1,12 @@
-"""The page about searches tells the keys that there are, with their defaults, and an example that is read."""
+"""The page about searches tells all keys and their defaults. Its examples are read by `test_blocks`."""
 
 import re
 from pathlib import Path
 
-from quorate.spec.load import resolve_mapping
 from quorate.spec.yaml_document import read_yaml
-from quorate.tune.loading import read_mapping
 from quorate.tune.spec import KINDS, DimensionSpec, SearchSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "tune.md").read_text()
-BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def rows(section: str) -> list[list[str]]:
@@ -34,14 +31,3 @@ def test_the_defaults_are_those_of_the_model() -> None:
 def test_every_form_of_a_dimension_is_told() -> None:
     forms = [read_yaml(row[0].strip("`")).value for row in rows("The space")]
     assert [DimensionSpec.model_validate(form).kind for form in forms] == list(KINDS)
-
-
-def test_the_example_is_a_search() -> None:
-    job = resolve_mapping({"task": "digits:Digits", "batch_size": 64, "epochs": 3}, "job", {}, ())
-    search = read_mapping(read_yaml(BLOCKS[0]).value, "the page", {}, job).accepted()
-    assert search.spec.trials == 20
-
-
-def test_the_lineage_is_one_of_a_job() -> None:
-    keys = {"task": "digits:Digits", "batch_size": 64, "steps": 300, **read_yaml(BLOCKS[1]).value}
-    assert [part.until for part in resolve_mapping(keys, "job", {}, ()).spec.lineage] == [100, 200]

@@ -1,6 +1,11 @@
+"""The process in which torch is looked at; where torch misbehaves, modules play it."""
+
+import os
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
+import torch
 
 from quorate.core.installation import install_of
 from quorate.doctor import software
@@ -8,13 +13,16 @@ from quorate.doctor.report import Finding, Level
 from quorate.doctor.software import (
     Requirement,
     TorchFacts,
+    _try_torch,
     check_devices,
     check_packages,
     check_system,
     check_torch,
     judge_extras,
+    probe_torch,
     read_requirements,
 )
+from quorate.replica.device import Device
 
 TESTED = Requirement("torch", ((">=", "2.11"), ("<", "2.14")))
 WELL = TorchFacts(version="2.13.0+cpu", capability="AVX512", repeats_bits=True)
@@ -128,3 +136,33 @@ def test_gpus_that_torch_cannot_use_are_told_with_the_reason() -> None:
     silent = check_devices(TorchFacts(version="2.11.0", capability="AVX2", built_for="13.0"), 1, "470.82")
     assert "the driver 470.82 does not answer torch (CUDA 13.0)" in silent.text
     assert "nvidia-smi" in silent.remedy
+
+
+@pytest.mark.parametrize(
+    ("source", "patience", "words"),
+    [
+        ("raise ImportError('libtorch_cpu.so: cannot open')", 40.0, "ImportError: libtorch_cpu.so"),
+        ("import os; os.kill(os.getpid(), 4)", 40.0, "was killed by SIGILL"),
+        ("import os; os._exit(3)", 40.0, "exited with code 3"),
+        ("print('hello'); __version__ = 'odd'", 40.0, "ModuleNotFoundError"),
+        ("import threading; threading.Event().wait()", 0.5, "not ended within 0.5 s"),
+    ],
+    ids=["broken", "crashing", "leaving", "not torch", "hanging"],
+)
+def test_a_torch_that_misbehaves_takes_nobody_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, patience: float, words: str
+) -> None:
+    (tmp_path / "torch.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    facts = probe_torch(patience)
+    assert words in facts.error
+    assert facts.version == ""
+
+
+def test_the_torch_that_is_installed_gives_the_same_bits_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, which has imported it already; the verb does it in another among the long tests."""
+    monkeypatch.setattr(Device, "pin", lambda *_, **__: None)
+    facts = _try_torch()
+    assert facts.error == ""
+    assert facts.version == torch.__version__
+    assert facts.repeats_bits

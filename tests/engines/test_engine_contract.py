@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,24 @@ class Obedient(quorate.Task):
 
 @dataclass(frozen=True)
 class Case:
-    """An engine, how it is made to fail, and whether a process of its is there."""
+    """An engine, how it is made to fail, whether a process of its is there, and what it has told."""
 
     engine: Engine
     interrupt: Callable[[], None]
     is_there: Callable[[int], bool]
+    notices: list[Notice] = field(default_factory=list)
+
+    def until(self, kind: type[Any], fits: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The next notice of a kind that fits; those before it are forgotten."""
+
+        def look() -> Notice | None:
+            self.notices.extend(self.engine.poll(0.05))
+            found = next((one for one in self.notices if isinstance(one, kind) and fits(one)), None)
+            if found is not None:
+                del self.notices[: self.notices.index(found) + 1]
+            return found
+
+        return await_condition(f"{kind}", look, PATIENCE)
 
 
 @contextlib.contextmanager
@@ -108,40 +121,19 @@ def assignment(folder: Path, slot: int, **params: Any) -> Assignment:
     return Assignment(str(folder), slot, 2, "t", job.model_dump(mode="json"), "", "127.0.0.1:1", "token")
 
 
-class Poller:
-    """Polls an engine, and remembers what has come."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.notices: list[Notice] = []
-
-    def until(self, kind: type[Any], fits: Callable[[Any], bool] = lambda _: True) -> Any:
-        """The next notice of a kind that fits; those before it are forgotten."""
-
-        def look() -> Notice | None:
-            self.notices += self.engine.poll(0.05)
-            found = next((one for one in self.notices if isinstance(one, kind) and fits(one)), None)
-            if found is not None:
-                del self.notices[: self.notices.index(found) + 1]
-            return found
-
-        return await_condition(f"{kind}", look, PATIENCE)
-
-
 @KINDS
 def test_a_worker_starts_is_set_up_and_ends_when_it_is_killed(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as case:
-        poller = Poller(case.engine)
         assert case.engine.capacity().cores >= 1
-        poller.until(Ready)
+        case.until(Ready)
         case.engine.start(assignment(tmp_path, 1))
-        started = poller.until(Started)
+        started = case.until(Started)
         assert started.slot == 1
         assert case.is_there(started.pid)
-        setup = poller.until(SettingUp, lambda notice: notice.phase == "model()")
+        setup = case.until(SettingUp, lambda notice: notice.phase == "model()")
         assert (setup.slot, setup.pid) == (1, started.pid)
         case.engine.kill(1, started.pid)
-        exited = poller.until(Exited)
+        exited = case.until(Exited)
         assert (exited.slot, exited.pid, exited.code) == (1, started.pid, -signal.SIGKILL)
         assert not case.is_there(started.pid)
         case.engine.kill(1, started.pid)  # it is gone, and so is its number
@@ -153,25 +145,23 @@ def test_a_worker_that_ends_by_itself_is_told_with_its_code_and_another_takes_it
     kind: Any, tmp_path: Path
 ) -> None:
     with kind(tmp_path) as case:
-        poller = Poller(case.engine)
-        poller.until(Ready)
+        case.until(Ready)
         case.engine.start(assignment(tmp_path, 0, exits_with=7))
-        first = poller.until(Exited)
+        first = case.until(Exited)
         assert (first.slot, first.code) == (0, 7)
         case.engine.start(assignment(tmp_path, 0))
-        assert poller.until(Started).pid != first.pid
+        assert case.until(Started).pid != first.pid
 
 
 @KINDS
 def test_a_worker_that_is_asked_to_leave_ends_by_itself(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as case:
-        poller = Poller(case.engine)
-        poller.until(Ready)
+        case.until(Ready)
         pids = []
         for slot in (0, 1):
             case.engine.start(assignment(tmp_path, slot))
-            pids.append(poller.until(Started).pid)
-            poller.until(SettingUp, lambda notice: notice.phase == "model()")
+            pids.append(case.until(Started).pid)
+            case.until(SettingUp, lambda notice: notice.phase == "model()")
         case.engine.terminate(0, pids[1])  # the process of another place: nobody is asked
 
         def ask() -> Exited | None:  # again, where it was not listening yet
@@ -189,11 +179,10 @@ def test_a_worker_that_is_asked_to_leave_ends_by_itself(kind: Any, tmp_path: Pat
 @KINDS
 def test_closing_ends_whoever_is_left(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as case:
-        poller = Poller(case.engine)
-        poller.until(Ready)
+        case.until(Ready)
         for slot in (0, 1):
             case.engine.start(assignment(tmp_path, slot))
-        pids = [poller.until(Started).pid for _ in range(2)]
+        pids = [case.until(Started).pid for _ in range(2)]
         assert all(map(case.is_there, pids))
         case.engine.close()
         assert not any(map(case.is_there, pids))
@@ -203,23 +192,22 @@ def test_closing_ends_whoever_is_left(kind: Any, tmp_path: Path) -> None:
 @KINDS
 def test_an_engine_that_fails_tells_so_then_the_exits_and_goes_on(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as case:
-        poller = Poller(case.engine)
-        poller.until(Ready)
+        case.until(Ready)
         case.engine.start(assignment(tmp_path, 0))
-        pid = poller.until(Started).pid
+        pid = case.until(Started).pid
         case.interrupt()
-        assert poller.until(Interrupted).reason
-        exited = poller.until(Exited)
+        assert case.until(Interrupted).reason
+        exited = case.until(Exited)
         assert (exited.slot, exited.pid, exited.code) == (0, pid, -signal.SIGKILL)
         case.engine.start(assignment(tmp_path, 0))
-        assert poller.until(Started).pid != pid
-        assert not [notice for notice in poller.notices if isinstance(notice, Ready)], "told once"
+        assert case.until(Started).pid != pid
+        assert not [notice for notice in case.notices if isinstance(notice, Ready)], "told once"
 
 
 @KINDS
 def test_a_task_that_cannot_be_had_is_told(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path, "task.py:Missing") as case:
-        failure = Poller(case.engine).until(Unprepared).failure
+        failure = case.until(Unprepared).failure
         assert failure.exit_code == 2
         assert "Missing" in failure.message
 

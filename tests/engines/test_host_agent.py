@@ -12,14 +12,7 @@ from quorate.core.addresses import Network
 from quorate.engines.engine import Exited, Preparation, Ready, Started
 from quorate.engines.output_pump import OpenLog
 from quorate.engines.ray import host
-from quorate.engines.ray.host import (
-    AgentFailed,
-    HostAgent,
-    LogLines,
-    Report,
-    Scratch,
-    WorkersEnded,
-)
+from quorate.engines.ray.host import AgentFailed, HostAgent, LogLines, Report, Scratch, WorkersEnded
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 

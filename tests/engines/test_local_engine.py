@@ -99,6 +99,14 @@ def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         engine.start(Assignment(str(folder), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
         await_condition("the worker", sign.exists)
         yield engine, sign
+        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+
+
+def first_worker(engine: LocalEngine) -> Started:
+    first, setup = engine.poll(PATIENCE)
+    assert isinstance(first, Started)
+    assert setup == SettingUp(0, first.pid, "start"), "from its start on, before it can say anything itself"
+    return first
 
 
 @pytest.mark.faults
@@ -169,8 +177,7 @@ def test_a_worker_that_is_stopped_in_its_setup_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_child: bool
 ) -> None:
     with started(LEAVING_FORK_SERVER, tmp_path, monkeypatch) as (engine, sign):
-        (first, _), child = engine.poll(PATIENCE), int(sign.read_text())
-        assert isinstance(first, Started)
+        first, child = first_worker(engine), int(sign.read_text())
         os.kill(child if is_child else first.pid, signal.SIGSTOP)
         of_child = f", of which process {child}" if is_child else ""
         told = told_of_stopped(engine)
@@ -178,14 +185,12 @@ def test_a_worker_that_is_stopped_in_its_setup_is_killed(
         assert told.endswith("s, in `start`: it is ended, and another is started")
         assert engine._gone(0, first.pid, -signal.SIGKILL).code == ENDED_FOR_A_STOP
         await_condition("its end", lambda: not is_running(first.pid))
-        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
 
 
 @pytest.mark.faults
 def test_a_worker_that_its_coordinator_knows_is_left_to_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
-        first, _ = engine.poll(PATIENCE)
-        assert isinstance(first, Started)
+        first = first_worker(engine)
         StatusPage(status_file(RunFolder(tmp_path), 0)).write(0, "wait")
         os.kill(first.pid, signal.SIGSTOP)
         over = time.monotonic() + 2 * TIMEOUT
@@ -193,21 +198,18 @@ def test_a_worker_that_its_coordinator_knows_is_left_to_that(tmp_path: Path, mon
             assert not [notice for notice in engine.poll(0.01) if isinstance(notice, Remark)]
         assert is_running(first.pid)
         os.kill(first.pid, signal.SIGKILL)
-        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
 
 
 @pytest.mark.faults
 def test_a_fork_server_that_has_workers_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
-        first, _ = engine.poll(PATIENCE)
-        assert isinstance(first, Started)
+        first = first_worker(engine)
         for _ in range(2):
             os.kill(engine._fork_server.pid, signal.SIGSTOP)
             assert told_of_stopped(engine).endswith("it is continued, since its workers would end with it")
             assert not is_stopped(engine._fork_server.pid)
         assert is_running(first.pid)
         os.kill(first.pid, signal.SIGKILL)
-        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
 
 
 @pytest.mark.faults
@@ -215,21 +217,17 @@ def test_a_fork_server_that_is_gone_is_not_continued_by_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
-        first, _ = engine.poll(PATIENCE)
-        assert isinstance(first, Started)
+        first = first_worker(engine)
         engine._fork_server._process.kill()
         engine._fork_server._process.wait()  # as whoever has forked it may
         assert "continued" in engine._fork_server.end_stop(has_workers=True)
         os.kill(first.pid, signal.SIGKILL)
-        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
 
 
 def test_a_worker_that_has_no_status_page_is_not_in_its_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a full disk, where it may have trained for days."""
     with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
-        first, setup = engine.poll(PATIENCE)
-        assert isinstance(first, Started)
-        assert setup == SettingUp(0, first.pid, "start"), "from its start on, before it can say anything itself"
+        first = first_worker(engine)
         status_file(RunFolder(tmp_path), 0).unlink()
         assert engine.poll(0.0) == []
         page = StatusPage(status_file(RunFolder(tmp_path), 0))
@@ -241,5 +239,4 @@ def test_a_worker_that_has_no_status_page_is_not_in_its_setup(tmp_path: Path, mo
         assert engine.poll(0.0) == [replace(setup, phase=None)]
         page.write(1, "compute")
         assert engine.poll(0.0) == [], "told once"
-        engine.kill(0, setup.pid)
-        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+        engine.kill(0, first.pid)

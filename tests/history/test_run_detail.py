@@ -1,15 +1,21 @@
+"""Why the checkpoints of a run are kept."""
+
 import shutil
 from pathlib import Path
 
 import pytest
 
+from checkpoint.saved_run import make_run
 from history.run_builder import add_checkpoint, build_run, complete_run, whole_story
 from made_events import fields_of
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
+from quorate.checkpoint.retention import Reason
 from quorate.core.generation import Phase
 from quorate.history import run_detail
-from quorate.history.run_detail import RunDetail, job_values, read_checkpoints
+from quorate.history.run_detail import CheckpointList, RunDetail, job_values, read_checkpoints
 from quorate.history.run_record import Status
+from quorate.observe.events import CheckpointSaved
+from quorate.observe.jsonl import JsonlSink
 from quorate.spec.override import Override
 
 
@@ -114,3 +120,12 @@ class TestCheckpoints:
         assert read_checkpoints(run.checkpoints) == ()
         run.checkpoints.write_text("")
         assert read_checkpoints(run.checkpoints) == ()
+
+
+def test_one_that_is_kept_for_audits_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, 2, 4, 6, keys="checkpoint: {keep: 1}\n")
+    sink = JsonlSink(run.events_file)
+    sink.handle(CheckpointSaved(step=6, audited=5))
+    sink.close()
+    listed = CheckpointList.read(run).checkpoints
+    assert {each.step: each.because for each in listed} == {2: (), 4: (Reason.AUDITED,), 6: (Reason.LAST,)}

@@ -1,5 +1,4 @@
 import json
-import math
 import os
 import shutil
 from contextlib import nullcontext
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from history.run_builder import COMPLETE, CREATED, Story, build_run, complete_run, whole_story
-from quorate.checkpoint.retention import BestEvaluation, Watched, best_of
+from quorate.checkpoint.retention import BestEvaluation, Watched
 from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.history.run_record import RunRecord, Status, decide_status
@@ -43,27 +42,6 @@ class TestStatus:
         status, reason = decide_status(False, {"status": said}, ())
         assert status is Status.DAMAGED
         assert repr(said) in reason
-
-
-class TestBest:
-    def test_is_the_lowest_or_the_highest_and_the_earlier_of_two(self) -> None:
-        evaluations = {1: {"a": 3.0}, 2: {"a": 1.0}, 3: {"a": 3.0}, 4: {"a": 1.0}, 5: {"a": math.nan}, 6: {"b": 0.0}}
-        low, high = Watched("a", "min"), Watched("a", "max")
-        assert best_of(evaluations, low) == BestEvaluation(low, 1.0, 2)
-        assert best_of(evaluations, high) == BestEvaluation(high, 3.0, 1)
-        assert best_of(evaluations, Watched("c", "min")) is None
-
-    @pytest.mark.parametrize(
-        ("job", "watched"),
-        [
-            ({}, Watched("loss", "min")),
-            ({"evaluate": {"metric": None, "mode": "min"}}, Watched("loss", "min")),
-            ({"evaluate": {"metric": "accuracy", "mode": "max"}}, Watched("accuracy", "max")),
-            ({"evaluate": "epoch"}, Watched("loss", "min")),
-        ],
-    )
-    def test_what_is_watched(self, job: dict[str, Any], watched: Watched) -> None:
-        assert Watched.by(job) == watched
 
 
 class TestRecord:

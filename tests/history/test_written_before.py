@@ -25,9 +25,7 @@ REMOVED: dict[str, list[str]] = {
         "checkpoints copy",  # a job copies to checkpoint.to; any tool copies a run's folder
         "data preview",  # data verify, and Python
     ],
-    "options": [
-        "plan --gpus",
-    ],  # "train --detach"; those of a removed verb go with it
+    "options": ["plan --gpus"],  # "train --detach"; those of a removed verb go with it
     "keys": [  # "nccl.debug", or a whole section: "nccl"
         "strategy.compress.momentum",  # the optimizer has one
         "strategy.compress.random_k",  # top_k is for the same

@@ -1,3 +1,5 @@
+"""What the end of a job says of the samples that it has left out."""
+
 import errno
 import io
 import os
@@ -14,7 +16,7 @@ from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed
 from quorate.observe.progress import Pace, Progress
 from quorate.observe.quantities import count, duration, measure, size
-from quorate.observe.screen import Screen, print_summary
+from quorate.observe.screen import WARNING, Screen, print_summary
 from quorate.observe.sinks import Printed, Prints, Round
 from quorate.spec.job import EarlyStopSpec
 from terminal import screen_after
@@ -63,6 +65,21 @@ def console(
     return Console(Screen(stream, is_terminal, width), progress(clock=clock, **known), clock)
 
 
+def shown(*events: Event, **known: Any) -> list[str]:
+    """The lines that a file has after these events and the end."""
+    stream = io.StringIO()
+    screen = console(stream, Clock(), **known)
+    for event in events:
+        screen.handle(event)
+    screen.close()
+    return stream.getvalue().splitlines()
+
+
+def formed(*workers: int, **fields: Any) -> Event:
+    members = [{"worker": worker} for worker in workers]
+    return make_event("generation", None, {"members": members, "lanes": 8} | fields)
+
+
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -74,23 +91,17 @@ class TestElsewhere:
     """Not a terminal: plain lines."""
 
     def test_the_first_line_says_which_run_it_is_and_where(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock())
-        assert stream.getvalue() == ""  # a job that is refused has no run
-        screen.handle(make_event("generation", None, {"members": [{"worker": 0}, {"worker": 1}], "lanes": 8}))
-        screen.handle(begin())
-        assert stream.getvalue() == "job-0001 in runs/job-0001: 8 lanes on 2 workers\n"
+        assert shown() == []  # a job that is refused has no run
+        assert shown(formed(0, 1), begin()) == ["job-0001 in runs/job-0001: 8 lanes on 2 workers"]
 
     def test_a_resumed_run_says_from_where(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock())
-        screen.handle(begin(from_step=120))
-        screen.handle(step(121))
-        screen.handle(begin(from_step=120))
-        assert stream.getvalue().splitlines() == [
+        assert shown(begin(from_step=120), step(121)) == [
             f"{OPENING}, from step 120 of 600",
             "step 121/600   loss 0.01901   12,346 samples/s   1 s elapsed",
         ]
+        assert (
+            shown(begin(from_step=120), step(121), begin(from_step=120)).count(f"{OPENING}, from step 120 of 600") == 1
+        )
 
     def test_a_step_line_at_once_then_every_few_seconds_and_at_the_end(self) -> None:
         stream, clock = io.StringIO(), Clock()
@@ -113,52 +124,27 @@ class TestElsewhere:
         ],
     )
     def test_the_last_step_is_told_when_the_job_ends_before_its_time(self, ending: str, words: str) -> None:
-        stream = io.StringIO()
         rule = EarlyStopSpec(metric="accuracy", mode="max", patience=3)
-        screen = console(stream, Clock(), early_stop=rule)
-        screen.handle(begin())
-        for number in range(1, 8):
-            screen.handle(step(number))
-        screen.handle(finished(ending, 7))
-        screen.close()
-        _, first, last, end = stream.getvalue().splitlines()
+        steps = [step(number) for number in range(1, 8)]
+        _, first, last, end = shown(begin(), *steps, finished(ending, 7), early_stop=rule)
         assert (first.split("   ")[0], last.split("   ")[0]) == ("step 1/600", "step 7/600")
         assert "left" not in last
         assert end == words
 
     def test_a_rate_of_nought_is_shown(self) -> None:
-        stream = io.StringIO()
-        shown = console(stream, Clock())
-        for event in (begin(), step(1, learning_rate=0.0)):
-            shown.handle(event)
-        assert "   lr 0   " in stream.getvalue()
+        assert "   lr 0   " in shown(begin(), step(1, learning_rate=0.0))[1]
 
     def test_what_the_task_logs_stands_beside_the_loss(self) -> None:
-        stream = io.StringIO()
-        shown = console(stream, Clock())
-        for event in (begin(), step(1, log={"accuracy": 0.25, "note": "text"})):
-            shown.handle(event)
-        shown.close()
-        assert "loss 2.300   accuracy 0.2500   12,346 samples/s" in stream.getvalue()
+        lines = shown(begin(), step(1, log={"accuracy": 0.25, "note": "text"}))
+        assert "loss 2.300   accuracy 0.2500   12,346 samples/s" in lines[1]
 
     def test_the_last_step_is_told_when_the_job_fails(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock())
-        for number in (1, 2):
-            screen.handle(step(number))
-        screen.close()
-        assert [line.split("   ")[0] for line in stream.getvalue().splitlines()] == ["step 1", "step 2"]
+        assert [line.split("   ")[0] for line in shown(step(1), step(2))] == ["step 1", "step 2"]
 
     def test_what_happens_besides_is_told_at_once(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock())
-        screen.handle(begin())
-        screen.handle(step(600))
-        for event in (EVALUATION, CHECKPOINT, STOP, FAILURE, FINISHED, make_event("log", None, {"message": "careful"})):
-            screen.handle(event)
-        screen.handle(make_event("unheard-of", 1, {"x": 1}))
-        screen.close()
-        assert stream.getvalue().splitlines()[2:] == [
+        careful, unknown = make_event("log", None, {"message": "careful"}), make_event("unheard-of", 1, {"x": 1})
+        lines = shown(begin(), step(600), EVALUATION, CHECKPOINT, STOP, FAILURE, FINISHED, careful, unknown)
+        assert lines[2:] == [
             "evaluation at step 200: accuracy 0.9123   loss 0.3000   best so far",
             "checkpoint step-00000200: 1.23 MB in 0.031 s",
             "stopping after the running step, which is saved; Ctrl-C again stops at once",
@@ -169,33 +155,20 @@ class TestElsewhere:
 
     def test_a_save_that_failed_promises_nothing(self) -> None:
         """It may be the last one, after which no training goes on."""
-        stream = io.StringIO()
-        screen = console(stream, Clock())
-        screen.handle(make_event("checkpoint_failed", 8, {"reason": "the disk is full"}))
-        screen.close()
-        assert "not saved at step 8: the disk is full" in stream.getvalue()
+        failed = make_event("checkpoint_failed", 8, {"reason": "the disk is full"})
+        assert "not saved at step 8: the disk is full" in shown(failed)[0]
 
     def test_nothing_is_promised_to_whoever_stops_before_the_first_step(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock())
-        screen.handle(STOP)
-        screen.handle(finished("interrupted", 0))
-        screen.close()
-        assert stream.getvalue() == "stopping before the first step: interrupted\n"
+        assert shown(STOP, finished("interrupted", 0)) == ["stopping before the first step: interrupted"]
 
     def test_termination_names_itself(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock(), has_begun=True)
-        screen.handle(make_event("stop", None, {"reason": "terminated"}))
-        assert stream.getvalue() == "terminated: stopping after the running step, which is saved\n"
+        terminated = make_event("stop", None, {"reason": "terminated"})
+        told = ["terminated: stopping after the running step, which is saved"]
+        assert shown(terminated, has_begun=True) == told
 
     def test_no_control_characters_and_no_broken_lines(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock(), width=40)
-        screen.handle(make_event("failure", 7, {"message": "long " * 40}))
-        screen.close()
-        assert "\x1b" not in stream.getvalue()
-        assert len(stream.getvalue().splitlines()) == 1
+        (line,) = shown(make_event("failure", 7, {"message": "long " * 40}), width=40)
+        assert "\x1b" not in line
 
     def test_colours_in_a_file_only_when_forced(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for value, coloured in (("", False), ("0", False), ("1", True)):
@@ -210,37 +183,26 @@ class TestElsewhere:
             assert "\x1b[?25l" not in stream.getvalue()  # colours, but nothing that moves
 
     def test_a_new_generation_is_told_only_once_training_has_begun(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock())
-        members = [{"worker": worker} for worker in range(3)]
-        screen.handle(make_event("generation", None, {"members": members, "lanes": 8}))
-        assert stream.getvalue() == ""
-        screen.handle(step(1))
-        screen.handle(make_event("generation", None, {"members": members[:1], "lanes": 8}))
-        assert stream.getvalue().splitlines()[-1] == "continuing with 8 lanes on 1 worker"
+        assert shown(formed(0, 1, 2)) == []
+        assert shown(formed(0, 1, 2), step(1), formed(0))[1:] == ["continuing with 8 lanes on 1 worker"]
 
     def test_a_sharded_gang_is_told_with_its_mesh(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock())
-        screen.handle(step(1))
         members = [{"worker": worker, "lanes": [0, 1] if worker == 0 else []} for worker in range(2)]
-        formed = make_event("generation", None, {"members": members, "lanes": 2, "mesh": "tensor 2"})
-        screen.handle(formed)
-        assert stream.getvalue().splitlines()[-1] == "continuing with 2 lanes on 2 workers (tensor 2)"
-        assert isinstance(formed, GenerationFormed)
-        assert [member.lanes for member in formed.computing] == [(0, 1), (0, 1)]
+        gang = formed(members=members, lanes=2, mesh="tensor 2")
+        assert shown(step(1), gang)[-1] == "continuing with 2 lanes on 2 workers (tensor 2)"
+        assert isinstance(gang, GenerationFormed)
+        assert [member.lanes for member in gang.computing] == [(0, 1), (0, 1)]
 
     def test_a_lost_worker_is_told_without_the_hints_and_that_it_is_back(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock(), workers=2)
-        screen.handle(begin())
         message = "worker 1 (pid 123 on host x) was killed by SIGKILL at step 17 while in exchange. Often it is memory."
-        screen.handle(make_event("lost", 17, {"worker": 1, "message": message}, 100.0))
-        screen.handle(make_event("generation", None, {"members": [{"worker": 0}], "lanes": 8, "from_step": 16}, 100.1))
-        both = [{"worker": 0}, {"worker": 1}]
-        screen.handle(make_event("generation", None, {"members": both, "lanes": 8, "from_step": 19}, 100.3))
-        screen.handle(make_event("generation", None, {"members": both, "lanes": 8, "from_step": 22}, 100.5))
-        assert stream.getvalue().splitlines()[1:] == [
+        events = [
+            begin(),
+            make_event("lost", 17, {"worker": 1, "message": message}, 100.0),
+            formed(0, from_step=16, time=100.1),
+            formed(0, 1, from_step=19, time=100.3),
+            formed(0, 1, from_step=22, time=100.5),
+        ]
+        assert shown(*events, workers=2)[1:] == [
             "worker 1 (pid 123 on host x) was killed by SIGKILL at step 17 while in exchange",
             "continuing with 8 lanes on 1 worker",
             "worker 1 is back after 0.3 s, 8 lanes on 2 workers",
@@ -248,19 +210,12 @@ class TestElsewhere:
         ]
 
     def test_going_on_from_a_checkpoint_says_from_where(self) -> None:
-        stream = io.StringIO()
-        screen = console(stream, Clock(), workers=2)
-        screen.handle(begin())
-        screen.handle(step(45))
-        for worker in (0, 1):
-            screen.handle(
-                make_event("lost", 46, {"worker": worker, "message": f"worker {worker} is gone."}, 100.0 + worker)
-            )
-        both = [{"worker": 0}, {"worker": 1}]
-        screen.handle(make_event("generation", None, {"members": both, "lanes": 8, "from_step": 30}, 102.0))
-        assert stream.getvalue().splitlines()[-1] == (
-            "workers 0 and 1 are back after 2 s, 8 lanes on 2 workers, from step 30"
-        )
+        lost = [
+            make_event("lost", 46, {"worker": worker, "message": f"worker {worker} is gone."}, 100.0 + worker)
+            for worker in (0, 1)
+        ]
+        lines = shown(begin(), step(45), *lost, formed(0, 1, from_step=30, time=102.0), workers=2)
+        assert lines[-1] == "workers 0 and 1 are back after 2 s, 8 lanes on 2 workers, from step 30"
 
     def test_without_a_known_end_there_is_no_time_left(self) -> None:
         stream, clock = io.StringIO(), Clock()
@@ -271,26 +226,15 @@ class TestElsewhere:
         assert stream.getvalue().splitlines()[-1] == "step 2   loss 1.150   256 samples/s   10 s elapsed"
 
     def test_every_optimizer_has_its_loss(self) -> None:
-        stream = io.StringIO()
-        fields = {"loss.critic": 0.5, "loss.generator": 1.5}
-        console(stream, Clock(), total_steps=600).handle(make_event("step", 1, fields))
-        assert stream.getvalue() == "step 1/600   loss.critic 0.5000   loss.generator 1.500   1 s elapsed\n"
+        losses = make_event("step", 1, {"loss.critic": 0.5, "loss.generator": 1.5})
+        told = ["step 1/600   loss.critic 0.5000   loss.generator 1.500   1 s elapsed"]
+        assert shown(losses, total_steps=600) == told
 
     @pytest.mark.parametrize("is_terminal", [True, False])
     def test_events_without_their_fields_do_no_harm(self, is_terminal: bool) -> None:
         screen = console(io.StringIO(), Clock(), is_terminal=is_terminal)
-        for kind in (
-            "step",
-            "evaluation",
-            "checkpoint",
-            "stop",
-            "failure",
-            "finished",
-            "generation",
-            "log",
-            "run",
-            "lost",
-        ):
+        words = "step, evaluation, checkpoint, stop, failure, finished, generation, log, run, lost"
+        for kind in words.split(", "):
             screen.handle(make_event(kind))
             screen.handle(make_event(kind, 1))
         screen.close()
@@ -505,11 +449,16 @@ RESULT: dict[str, Any] = {
 }
 
 
+def summary(result: dict[str, Any], **terminal: Any) -> list[str]:
+    stream = io.StringIO()
+    print_summary(result, Screen(stream, **terminal))
+    return stream.getvalue().splitlines()
+
+
 class TestSummary:
     def test_tells_what_a_person_wants_to_know(self) -> None:
-        stream = io.StringIO()
-        print_summary(RESULT, Screen(stream, width=80))
-        assert stream.getvalue().splitlines() == [
+        lines = summary(RESULT, width=80)
+        assert lines == [
             "fashion-mnist-0001  complete",
             "  accuracy    0.9123",
             "  loss        0.2456",
@@ -519,14 +468,13 @@ class TestSummary:
             f"  weights     {'3f' * 32}",
             "  folder      runs/fashion-mnist-0001",
         ]
-        assert max(map(len, stream.getvalue().splitlines())) <= 80
+        assert max(map(len, lines)) <= 80
 
     @pytest.mark.parametrize("width", [40, 80])
     def test_a_digest_is_in_one_piece_on_a_terminal_too(self, width: int) -> None:
-        stream = io.StringIO()
-        print_summary(RESULT, Screen(stream, is_terminal=True, width=width))
-        assert COLOUR.search(stream.getvalue())
-        assert "3f" * 32 in CONTROL.sub("", stream.getvalue())
+        text = "\n".join(summary(RESULT, is_terminal=True, width=width))
+        assert COLOUR.search(text)
+        assert "3f" * 32 in CONTROL.sub("", text)
 
     def test_where_there_is_nothing_but_ascii(self) -> None:
         written = io.BytesIO()
@@ -535,79 +483,50 @@ class TestSummary:
         assert rb"runs/gr\xf6\xdfe" in written.getvalue()
 
     def test_of_a_resumed_run_tells_which_steps_took_that_time(self) -> None:
-        stream = io.StringIO()
-        print_summary(RESULT | {"from_step": 1200}, Screen(stream))
-        assert "  steps       1,600, the last 400 in 1:42, start-up included" in stream.getvalue().splitlines()
-        assert "  speed       12,346 samples/s since it was resumed" in stream.getvalue().splitlines()
+        lines = summary(RESULT | {"from_step": 1200})
+        assert "  steps       1,600, the last 400 in 1:42, start-up included" in lines
+        assert "  speed       12,346 samples/s since it was resumed" in lines
 
     def test_of_an_early_stop_says_so(self) -> None:
-        stream = io.StringIO()
-        print_summary(RESULT | {"ending": "early stop"}, Screen(stream))
-        assert stream.getvalue().splitlines()[0] == "fashion-mnist-0001  complete (stopped early)"
+        assert summary(RESULT | {"ending": "early stop"})[0] == "fashion-mnist-0001  complete (stopped early)"
 
-    def test_of_a_job_that_failed_before_its_first_step(self) -> None:
-        stream = io.StringIO()
-        print_summary({"run": "mnist-0001", "status": "failed", "final_metrics": None}, Screen(stream))
-        assert stream.getvalue() == "mnist-0001  failed\n"
+    def test_of_a_job_without_measurements_has_the_lines_that_there_are(self) -> None:
+        assert summary({"run": "mnist-0001", "status": "failed", "final_metrics": None}) == ["mnist-0001  failed"]
+        told = ["mnist-0001  stopped", "  steps       3"]
+        assert summary({"run": "mnist-0001", "status": "stopped", "steps": 3}) == told
 
     @pytest.mark.parametrize(
-        ("bad", "told"),
+        ("training", "validation", "told"),
         [
-            ({"training": 1017, "validation": 0}, "1,017 left out"),
-            ({"training": 0, "validation": 3}, "3 of the validation set left out"),
-            ({"training": 17, "validation": 3}, "17 of the training set and 3 of the validation set left out"),
+            (1017, 0, "1,017 left out"),
+            (0, 3, "3 of the validation set left out"),
+            (17, 3, "17 of the training set and 3 of the validation set left out"),
         ],
     )
-    def test_bad_samples_are_counted_and_listed_elsewhere(self, bad: dict[str, int], told: str) -> None:
-        stream = io.StringIO()
-        print_summary({"run": "mnist-0001", "status": "complete", "bad_samples": bad}, Screen(stream))
-        assert f"  bad samples  {told}; quorate show mnist-0001 --ledger lists them" in stream.getvalue().splitlines()
-
-    def test_one_row_is_enough(self) -> None:
-        stream = io.StringIO()
-        print_summary({"run": "mnist-0001", "status": "stopped", "steps": 3}, Screen(stream))
-        assert stream.getvalue() == "mnist-0001  stopped\n  steps       3\n"
+    def test_bad_samples_are_counted_and_listed_elsewhere(self, training: int, validation: int, told: str) -> None:
+        bad = {"training": training, "validation": validation}
+        lines = summary({"run": "mnist-0001", "status": "complete", "bad_samples": bad})
+        assert f"  bad samples  {told}; quorate show mnist-0001 --ledger lists them" in lines
 
 
-class TestNumbers:
-    @pytest.mark.parametrize(
-        ("seconds", "text"),
-        [
-            (0.031, "0.031 s"),
-            (0, "0 s"),
-            (9.94, "9.9 s"),
-            (9.99, "10 s"),
-            (42.4, "42 s"),
-            (59.6, "1:00"),
-            (3600, "1:00:00"),
-        ],
-    )
-    def test_durations(self, seconds: float, text: str) -> None:
-        assert duration(seconds) == text
+WRITTEN: dict[Any, dict[Any, str]] = {
+    duration: {0.031: "0.031 s", 0: "0 s", 9.94: "9.9 s", 9.99: "10 s", 42.4: "42 s", 59.6: "1:00", 3600: "1:00:00"},
+    size: {0: "0 B", 999: "999 B", 1e6: "1 MB", 2.5e12: "2.5 TB"},
+    measure: {1.0: "1.000", 3: "3", "x": "x", 1e-9: "1.000e-09", None: "not finite"},
+    count: {12345.6: "12,346", 3.14159: "3.14", 0.0: "0", 99.96: "100"},
+}
 
-    @pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (999, "999 B"), (1e6, "1 MB"), (2.5e12, "2.5 TB")])
-    def test_sizes(self, value: float, text: str) -> None:
-        assert size(value) == text
 
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [
-            (1.0, "1.000"),
-            (float("nan"), "nan"),
-            (float("inf"), "inf"),
-            (None, "not finite"),
-            (3, "3"),
-            (True, "True"),
-            ("x", "x"),
-            (1e-9, "1.000e-09"),
-        ],
-    )
-    def test_measures(self, value: object, text: str) -> None:
-        assert measure(value) == text
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [(write, value, text) for write, texts in WRITTEN.items() for value, text in texts.items()],
+)
+def test_numbers_are_written_as_people_do(write: Any, value: Any, text: str) -> None:
+    assert write(value) == text
 
-    @pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (3.14159, "3.14"), (0.0, "0"), (99.96, "100")])
-    def test_counts(self, value: float, text: str) -> None:
-        assert count(value) == text
+
+def test_measures_that_are_no_numbers() -> None:
+    assert [measure(value) for value in (float("nan"), float("inf"), True)] == ["nan", "inf", "True"]
 
 
 class TestPace:
@@ -638,3 +557,24 @@ class TestPace:
         pace.passed(1, 100.0)
         pace.passed(2, 40.0)
         assert pace.seconds_per_step == 0.0
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (
+            {"training": 657, "training_read": 1920, "validation": 0, "validation_read": 9},
+            f"{WARNING}657 of 1,920 (34%)",
+        ),
+        ({"training": 10, "training_read": 1000, "validation": 0, "validation_read": 9}, "10 of 1,000 (1%)"),
+        ({"training": 1, "training_read": 1000, "validation": 0, "validation_read": 9}, "1 of 1,000 (under 1%)"),
+        (
+            {"training": 1, "training_read": 1000, "validation": 3, "validation_read": 9},
+            f"{WARNING}1 of 1,000 (under 1%) of the training set and 3 of 9 (33%) of the validation set",
+        ),
+    ],
+)
+def test_the_share_is_told_and_a_large_one_is_a_warning(bad: dict[str, int], told: str) -> None:
+    stream = io.StringIO()
+    print_summary({"run": "a-0001", "status": "complete", "bad_samples": bad}, Screen(stream))
+    assert f"  bad samples  {told} left out; quorate show a-0001 --ledger lists them" in stream.getvalue()

@@ -1,4 +1,6 @@
-"""Training loops as people write them: those that keep the promise, and those that are refused, each with its words."""
+"""Training loops as people write them: those that keep the promise, and those that are refused, each with its words.
+
+More that keep it are the patterns of docs/how-to/own-loop-patterns.md."""
 
 import copy
 import os
@@ -39,14 +41,12 @@ class Net(nn.Module):
     """A little of everything that a loop may want to change."""
 
     scale: torch.Tensor
-    average: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.bn, self.drop, self.head = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.1), nn.Linear(6, 1)
         self.temperature = 1.0
         self.register_buffer("scale", torch.ones(1))
-        self.register_buffer("average", torch.zeros(6, 4))
 
     def forward(self, inputs: torch.Tensor) -> Any:
         hidden = self.drop(torch.tanh(self.bn(self.first(inputs)) / self.temperature))
@@ -108,18 +108,6 @@ def rate_of_a_table(run: Run) -> None:
     for epoch in run.epochs():
         optimizer.param_groups[0]["lr"] = [0.1, 0.01, 0.001][epoch]
         train(run, model)
-
-
-@equal
-def warm_up_by_the_step(run: Run) -> None:
-    model, optimizer = prepared(run)
-    optimizer.param_groups[0]["lr"] = 0.001
-
-    def warm(result: Any) -> None:
-        optimizer.param_groups[0]["lr"] = 0.1 * min(1, result.step / 5)
-
-    for _ in run.epochs():
-        train(run, model, warm)
 
 
 @equal
@@ -219,21 +207,6 @@ def buffer_filled_by_the_epoch(run: Run) -> None:
 
 
 @equal
-def average_in_a_buffer(run: Run) -> None:
-    model, _ = prepared(run)
-
-    def average(_: Any) -> None:
-        with torch.no_grad():
-            model.average.mul_(0.9).add_(model.first.weight, alpha=0.1)
-
-    for _ in run.epochs():
-        for inputs, targets in run.batches(DATA):
-            pull = (model.average.detach() - model.first.weight).square().mean()
-            if run.step(F.mse_loss(model(inputs), targets) + 0.1 * pull) is not None:
-                average(None)
-
-
-@equal
 def average_in_a_local(run: Run) -> None:
     model, _ = prepared(run)
     averaged = torch.optim.swa_utils.AveragedModel(model)
@@ -291,18 +264,6 @@ def mixup(run: Run) -> None:
 
 
 @equal
-def curriculum(run: Run) -> None:
-    model, _ = prepared(run)
-    run.state["hard"] = 0.0
-    for _ in run.epochs():
-        for inputs, targets in run.batches(DATA):
-            hard = targets.abs() > 1
-            weights = torch.where(hard, run.state["hard"], 1.0)
-            run.step((weights * (model(inputs) - targets).square()).mean())
-        run.state["hard"] += 0.5
-
-
-@equal
 def two_optimizers(run: Run) -> None:
     model = nn.ModuleDict({"d": nn.Linear(4, 1), "g": nn.Linear(4, 4)})
     made = {name: torch.optim.Adam(part.parameters(), lr=0.01) for name, part in model.items()}
@@ -315,54 +276,6 @@ def two_optimizers(run: Run) -> None:
                 {"d": F.softplus(-real).mean() + F.softplus(made_up).mean(), "g": F.softplus(-model["d"](fake)).mean()}
             )
         optimizers["g"].param_groups[0]["lr"] *= 0.9
-
-
-@equal
-def truncated_in_time(run: Run) -> None:
-    cell, head = nn.GRUCell(1, 5), nn.Linear(5, 1)
-    model = nn.ModuleDict({"cell": cell, "head": head})
-    model, _ = run.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
-    for _ in run.epochs():
-        for inputs, targets in run.batches(DATA):
-            hidden, total = torch.zeros(len(inputs), 5), torch.zeros(())
-            for time in range(4):
-                hidden = model["cell"](inputs[:, time : time + 1], hidden)
-                if time % 2:
-                    total = total + F.mse_loss(model["head"](hidden).squeeze(-1), targets)
-                    hidden = hidden.detach()
-            run.step(total)
-
-
-@equal
-def mixed_precision_by_hand(run: Run) -> None:
-    model, _ = prepared(run)
-    for _ in run.epochs():
-        for inputs, targets in run.batches(DATA):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                outputs = model(inputs)
-            run.step(F.mse_loss(outputs.float(), targets))
-
-
-@equal
-def sums_and_counts(run: Run) -> None:
-    model, _ = prepared(run)
-    for _ in run.epochs():
-        for inputs, targets in run.batches(DATA):
-            kept = targets.abs() < 2
-            run.step((((model(inputs) - targets).square() * kept).sum(), kept.sum()))
-
-
-@equal
-def frozen_by_its_rate(run: Run) -> None:
-    model = Net()
-    groups: list[dict[str, Any]] = [
-        {"params": model.first.parameters(), "lr": 0.05},
-        {"params": [*model.bn.parameters(), *model.head.parameters()]},
-    ]
-    model, optimizer = run.prepare(model, torch.optim.SGD(groups, lr=0.05))
-    for epoch in run.epochs():
-        optimizer.param_groups[0]["lr"] = 0.0 if epoch == 1 else 0.05
-        train(run, model)
 
 
 @equal
@@ -635,15 +548,6 @@ def queue_carried(run: Run) -> None:
         penalty = sum(outputs.mean() * old for old in queue)
         run.step(F.mse_loss(outputs, targets) + 0.1 * penalty)
         queue.append(outputs.mean().detach())
-
-
-@refused("These have changed meanwhile: seen")
-def warm_up_by_batches(run: Run) -> None:
-    model, _ = prepared(run)
-    seen = 0
-    for batch in run.batches(DATA):
-        seen = seen + 1
-        run.step(loss_of(model, batch) * min(1.0, seen / 50))
 
 
 @refused("loss or gradient was another one")

@@ -10,11 +10,7 @@ from own_loop.loops_as_written import EQUAL, REFUSED, Main
 from quorate.own_loop.loop import own_loop_of
 from training.recorded import run
 
-OFTEN = {
-    loops.rate_halved_at_the_top_of_an_epoch,
-    loops.frozen_statistics,
-    loops.buffer_filled_by_the_epoch,
-}
+OFTEN = {loops.rate_halved_at_the_top_of_an_epoch, loops.frozen_statistics, loops.buffer_filled_by_the_epoch}
 KEYS: dict[str, Any] = {"lanes": 4, "batch_size": 12, "epochs": 3, "checkpoint": {"every": 2}, "last_batch": "drop"}
 
 

@@ -14,11 +14,7 @@ KEYS: dict[str, Any] = {"batch_size": 12, "epochs": 2, "evaluate": {"every": 3},
 
 @pytest.mark.parametrize(
     "keys",
-    [
-        pytest.param({}, marks=pytest.mark.long),
-        {"accumulate": 2, "clip_norm": 0.5},
-        {"strategy": "parameter-server"},
-    ],
+    [pytest.param({}, marks=pytest.mark.long), {"accumulate": 2, "clip_norm": 0.5}, {"strategy": "parameter-server"}],
     ids=str,
 )
 def test_it_comes_to_the_bits_of_the_same_model_as_a_task(keys: dict[str, Any], tmp_path: Path) -> None:

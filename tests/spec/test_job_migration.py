@@ -65,11 +65,7 @@ def test_keys_of_another_version_are_refused_in_one_sentence(
     ("environment", "overrides", "told"),
     [
         ({}, [parse_set("on_poison=skip")], "--set on_poison: the key is now called on_nonfinite_loss"),
-        (
-            {"QUORATE_ON_POISON": "skip"},
-            [],
-            "environment QUORATE_ON_POISON: the key is now called on_nonfinite_loss",
-        ),
+        ({"QUORATE_ON_POISON": "skip"}, [], "environment QUORATE_ON_POISON: the key is now called on_nonfinite_loss"),
     ],
 )
 def test_what_goes_over_a_job_may_use_the_old_name(

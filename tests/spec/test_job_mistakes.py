@@ -14,206 +14,85 @@ from quorate.spec.problems import describe_errors
 GOOD = "task: digits.py:Digits\nbatch_size: 64\nepochs: 3\n"
 
 MISTAKES = {
-    "a misspelt key": (
-        "task: digits.py:Digits\nbatch_sise: 64\nepochs: 3\n",
-        ["batch_sise: there is no such key (job.yaml line 2). Did you mean batch_size?"],
-    ),
     "a required key that is missing": (
         "task: digits.py:Digits\nepochs: 3\n",
-        ["batch_size: it is missing, and it has no default: give a whole number of at least 1, or auto."],
-    ),
-    "a key in the wrong place": (
-        GOOD + "every: 50\n",
-        [
-            "every: there is no such key (job.yaml line 4). Did you mean evaluate.every, checkpoint.every, "
-            "check_gradients.every, audit.every, track.trace.every or track.every?"
-        ],
+        "batch_size: it is missing, and it has no default: give a whole number of at least 1, or auto.",
     ),
     "a key of the job inside a section": (
         GOOD + "checkpoint: {keep: 2, workers: 2}\n",
-        ["checkpoint.workers: there is no such key (job.yaml line 4). Did you mean workers?"],
-    ),
-    "a misspelt key inside a section": (
-        GOOD + "checkpoint:\n  evrey: 5\n",
-        ["checkpoint.evrey: there is no such key (job.yaml line 5). Did you mean checkpoint.every?"],
+        "checkpoint.workers: there is no such key (job.yaml line 4). Did you mean workers?",
     ),
     "an unknown key inside a section": (
         GOOD + "checkpoint: {zzz: 1}\n",
-        [
-            "checkpoint.zzz: there is no such key (job.yaml line 4). The keys here: "
-            "every, minutes, keep, keep_every, to, source, when_busy, digest, encrypt."
-        ],
+        "checkpoint.zzz: there is no such key (job.yaml line 4). The keys here: "
+        "every, minutes, keep, keep_every, to, source, when_busy, digest, encrypt.",
     ),
     "a word for when to save that there is not": (
         GOOD + "checkpoint: {every: epochs}\n",
-        [
-            'checkpoint.every: the text "epochs" is not a whole number of steps of at least 1, epoch, or null '
-            "(job.yaml line 4). Did you mean epoch?"
-        ],
+        'checkpoint.every: the text "epochs" is not a whole number of steps of at least 1, epoch, or null '
+        "(job.yaml line 4). Did you mean epoch?",
     ),
     "minutes below zero": (
         GOOD + "checkpoint: {minutes: -1}\n",
-        [
-            "checkpoint.minutes: -1 is not a number of minutes, 0 (never by the clock), or null "
-            "(10 if `every` is not given) (job.yaml line 4)."
-        ],
-    ),
-    "text in place of a number": (
-        GOOD + "lanes: '8'\n",
-        ['lanes: the text "8" is not a whole number from 1 to 4096 (job.yaml line 4). Write 8 without quotes.'],
+        "checkpoint.minutes: -1 is not a number of minutes, 0 (never by the clock), or null "
+        "(10 if `every` is not given) (job.yaml line 4).",
     ),
     "more lanes than can be": (
         GOOD + "lanes: 20000\n",
-        ["lanes: 20000 is not a whole number from 1 to 4096 (job.yaml line 4)."],
-    ),
-    "a number out of range": (
-        GOOD + "threads: 0\n",
-        ["threads: 0 is not a whole number of at least 1 (job.yaml line 4)."],
-    ),
-    "an exponent in place of a whole number": (
-        GOOD + "lanes: 1e1\n",
-        [
-            "lanes: 10.0 is not a whole number from 1 to 4096 (job.yaml line 4). "
-            "A number with a dot or an exponent is not read as a whole one: write 10."
-        ],
+        "lanes: 20000 is not a whole number from 1 to 4096 (job.yaml line 4).",
     ),
     "no in place of false": (
         GOOD + "deterministic: no\n",
-        ['deterministic: the text "no" is not true or false (job.yaml line 4). Write false.'],
+        'deterministic: the text "no" is not true or false (job.yaml line 4). Write false.',
     ),
     "a number in place of text": (
         GOOD + "runs: 24\n",
-        [
-            "runs: 24 is not the path of a folder, as text (job.yaml line 4). "
-            'If text is meant, write it in quotes: "24".'
-        ],
-    ),
-    "a misspelt word": (
-        GOOD + "schedule: {kind: cosin}\n",
-        ['schedule.kind: the text "cosin" is not constant, linear or cosine (job.yaml line 4). Did you mean cosine?'],
+        'runs: 24 is not the path of a folder, as text (job.yaml line 4). If text is meant, write it in quotes: "24".',
     ),
     "values of quite another kind": (
         GOOD + "seed: true\nlanes: {a: 1}\nparams: [1]\n",
-        [
-            "params: the list [1] is not a mapping of the task's own parameters (job.yaml line 6).",
-            "lanes: the mapping {'a': 1} is not a whole number from 1 to 4096 (job.yaml line 5).",
-            "seed: the boolean true is not a whole number of at least 0 and below 2**63 (job.yaml line 4).",
-        ],
+        "params: the list [1] is not a mapping of the task's own parameters (job.yaml line 6).\n"
+        "lanes: the mapping {'a': 1} is not a whole number from 1 to 4096 (job.yaml line 5).\n"
+        "seed: the boolean true is not a whole number of at least 0 and below 2**63 (job.yaml line 4).",
     ),
     "a word in place of a number or a word": (
         GOOD + "workers: three\n",
-        ['workers: the text "three" is not a whole number of at least 1, or auto (job.yaml line 4).'],
+        'workers: the text "three" is not a whole number of at least 1, or auto (job.yaml line 4).',
     ),
     "a section that is empty": (
         GOOD + "checkpoint:\n",
-        [
-            "checkpoint: null is not a mapping of every, minutes, keep, keep_every, to, source, when_busy, digest, "
-            "encrypt (job.yaml line 4). Write a value behind the colon, or leave the key out."
-        ],
+        "checkpoint: null is not a mapping of every, minutes, keep, keep_every, to, source, when_busy, digest, "
+        "encrypt (job.yaml line 4). Write a value behind the colon, or leave the key out.",
     ),
     "another version": (
         "version: 3\n" + GOOD,
-        [
-            "version: 3 is not 1 or 2, the versions of the job file that this Quorate reads (job.yaml line 1). It was "
-            "written for a newer Quorate; `quorate --version` shows yours."
-        ],
-    ),
-    "more workers than lanes": (
-        GOOD + "workers: 12\n",
-        [
-            "workers: 12 workers (job.yaml line 4) cannot share 8 lanes (the default): each worker hosts at least one "
-            "lane, and 12 > 8. Use at most 8 workers, or raise lanes (which changes what the job computes)."
-        ],
+        "version: 3 is not 1 or 2, the versions of the job file that this Quorate reads (job.yaml line 1). It was "
+        "written for a newer Quorate; `quorate --version` shows yours.",
     ),
     "too small a batch": (
         "task: digits.py:Digits\nbatch_size: 4\nepochs: 3\n",
-        [
-            "batch_size: a batch of 4 (job.yaml line 2) cannot be shared by 8 lanes (the default): each gets at least "
-            "one sample, and 4 < 8. Use a batch_size of at least 8, or fewer lanes (which changes what the job "
-            "computes)."
-        ],
-    ),
-    "no length": (
-        "task: digits.py:Digits\nbatch_size: 64\n",
-        ["epochs: neither epochs nor steps is given. Say how long to train: epochs: 3 or steps: 1000."],
-    ),
-    "two lengths": (
-        GOOD + "steps: 5\n",
-        [
-            "epochs: both epochs: 3 (job.yaml line 3) and steps: 5 (job.yaml line 4) are given. "
-            "Keep exactly one of them."
-        ],
-    ),
-    "an early stop without evaluations to watch": (
-        GOOD + "evaluate: {every: end}\nearly_stop: {metric: loss, patience: 2}\n",
-        [
-            "early_stop: it watches the evaluations during training, and with evaluate.every: end (job.yaml line 4) "
-            "there are none. Use evaluate.every: epoch or a number of steps, or leave early_stop out."
-        ],
-    ),
-    "checkpoints in another place first": (
-        GOOD + "checkpoint: {to: [s3://bucket]}\n",
-        [
-            'checkpoint.to: it begins with "s3://bucket" (job.yaml line 4): a checkpoint is saved in the run\'s own '
-            "folder, checkpoints, before it is copied anywhere. Write checkpoints first, and after it the places that "
-            "get copies: [checkpoints, s3://bucket/prefix]."
-        ],
-    ),
-    "a key given twice": (
-        GOOD + "epochs: 4\n",
-        ["epochs: it is given twice, on line 3 and on line 4. Keep one of them."],
-    ),
-    "a task without a class": (
-        "task: digits.py\nbatch_size: 64\nepochs: 3\n",
-        [
-            'task: the text "digits.py" is not file.py:Class or package.module:Class (job.yaml line 1). '
-            "Name the class after a colon: digits.py:MyTask."
-        ],
+        "batch_size: a batch of 4 (job.yaml line 2) cannot be shared by 8 lanes (the default): each gets at least "
+        "one sample, and 4 < 8. Use a batch_size of at least 8, or fewer lanes (which changes what the job "
+        "computes).",
     ),
     "a number that is not finite": (
         GOOD + "clip_norm: .nan\nparams: {rate: .inf}\n",
-        [
-            "clip_norm: nan is not a number above 0, or null (job.yaml line 4).",
-            "params.rate: inf is not a finite number (job.yaml line 5).",
-        ],
+        "clip_norm: nan is not a number above 0, or null (job.yaml line 4).\n"
+        "params.rate: inf is not a finite number (job.yaml line 5).",
     ),
     "a tag": (
         GOOD + "params: {x: !!python/name:os.system }\n",
-        [
-            "params.x: the tag !!python/name:os.system is not read in a job file (line 4). Write a plain value.",
-        ],
-    ),
-    "an empty file": (
-        "# nothing yet\n",
-        ["file: it is empty. A job needs at least task, batch_size, and epochs or steps."],
+        "params.x: the tag !!python/name:os.system is not read in a job file (line 4). Write a plain value.",
     ),
     "a list": (
         "- task: digits.py:Digits\n",
-        [
-            "file: it holds a list instead of a mapping of keys to values. "
-            "A job needs at least task, batch_size, and epochs or steps."
-        ],
-    ),
-    "a tab": (
-        GOOD + "checkpoint:\n\tevery: 5\n",
-        [
-            "line 5, column 1: found character '\\t' that cannot start any token while scanning for the next token. "
-            "YAML is indented with spaces, not with tabs."
-        ],
-    ),
-    "an open bracket": (
-        GOOD + "params: {rate: 0.1\n",
-        [
-            "line 5, column 1: expected ',' or '}', but got '<stream end>' while parsing a flow mapping. "
-            "A bracket is opened on line 4 and not closed, or a comma is missing between its values."
-        ],
+        "file: it holds a list instead of a mapping of keys to values. "
+        "A job needs at least task, batch_size, and epochs or steps.",
     ),
     "an open quote": (
         GOOD + 'runs: "here\n',
-        [
-            "line 5, column 1: found unexpected end of stream while scanning a quoted scalar. "
-            "A quote is opened on line 4 and not closed."
-        ],
+        "line 5, column 1: found unexpected end of stream while scanning a quoted scalar. "
+        "A quote is opened on line 4 and not closed.",
     ),
 }
 
@@ -239,8 +118,8 @@ def mistakes(folder: Path, text: str | bytes) -> list[str]:
 
 
 @pytest.mark.parametrize(("text", "words"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_the_words_for(folder: Path, text: str, words: list[str]) -> None:
-    assert mistakes(folder, text) == words
+def test_the_words_for(folder: Path, text: str, words: str) -> None:
+    assert "\n".join(mistakes(folder, text)) == words
 
 
 def test_all_mistakes_of_all_layers_are_told_at_once(folder: Path) -> None:
@@ -277,14 +156,6 @@ def test_a_job_in_the_words_of_another_library_lacks_nothing_else(folder: Path) 
     told = mistakes(folder, "task: digits.py:Digits\nper_device_train_batch_size: 8\nmax_epochs: 3\nlr: 0.1\n")
     assert [each.partition(":")[0] for each in told] == ["per_device_train_batch_size", "max_epochs", "lr"]
     assert "counts the samples of all devices" in told[0] and "write it under params" in told[2]
-
-
-def test_a_parameter_at_the_top_is_sent_to_params(folder: Path) -> None:
-    (words,) = mistakes(folder, GOOD + "learning_rate: 0.1\n")
-    assert words.startswith(
-        "learning_rate: there is no such key (job.yaml line 4). If it is a parameter of the task, write it under "
-        "params. The keys here: version, name, task,"
-    )
 
 
 @pytest.mark.parametrize(

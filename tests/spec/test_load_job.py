@@ -1,3 +1,5 @@
+"""The folder of runs that a job file names, or not."""
+
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +215,32 @@ def test_a_script_with_a_training_loop_in_place_of_a_job_file(tmp_path: Path) ->
     file.write_text("import quorate\n\n\ndef main(run, rate: float = 0.1):\n    ...\n")
     with pytest.raises(RequestError, match=r"`task: script\.py:main`.*call quorate\.launch\(\) there"):
         load_job(file, {}, [])
+
+
+PLAIN = "task: package.module:Task\nbatch_size: 8\nsteps: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "here", "folder"),
+    [
+        ("", "project", "runs"),
+        ("", "elsewhere", "{root}/project/mine/runs"),
+        ("runs: out\n", "project", "{root}/project/mine/out"),
+        ("runs: out\n", "project/mine", "out"),
+        ("runs: runs\n", "project", "{root}/project/mine/runs"),
+        ("runs: /data/runs\n", "project", "/data/runs"),
+    ],
+)
+def test_it_is_relative_to_the_job_file(
+    said: str, here: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("project/mine", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    file = tmp_path / "project" / "mine" / "job.yaml"
+    file.write_text(PLAIN + said)
+    monkeypatch.chdir(tmp_path / here)
+    job = load_job(file, {}, [])
+    assert job.spec.runs == folder.format(root=tmp_path)
+    assert job.origins["runs"] == ("job.yaml line 4" if said else "default")
+    assert load_job(file, {"QUORATE_RUNS": "mine"}, []).spec.runs == "mine", "to the working folder where it is typed"
+    assert load_job(file, {}, [Override("runs", "typed", "--runs")]).spec.runs == "typed"

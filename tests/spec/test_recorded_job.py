@@ -6,9 +6,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorate.core.errors import RunError
 from quorate.spec.load import load_recorded, resolve_mapping
 from quorate.spec.override import Override
-from quorate.spec.resolved import ResolvedJob, dump_job
+from quorate.spec.resolved import ResolvedJob, dump_job, glance_at_recorded
 
 names = st.text(max_size=8)
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -67,3 +68,37 @@ def test_layers_go_over_a_recorded_job(tmp_path: Path) -> None:
 def test_an_origin_cannot_break_the_file() -> None:
     job = resolve_mapping({"task": "a.b:C", "batch_size": 8, "steps": 1}, "odd\nlanes: 3", {}, [])
     assert yaml.safe_load(dump_job(job))["lanes"] == 8
+
+
+def test_a_glance_sees_what_a_careful_reading_does(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    params = {"rate": 1e-5, "text": "1e3", "no": "off", "day": "2024-01-01", "deep": {"list": [1, None, True]}}
+    job = {"task": "a.b:C", "batch_size": 8, "steps": 1, "params": params}
+    path.write_text(dump_job(resolve_mapping(job, "Job(…)", {}, [])), encoding="utf-8")
+    assert glance_at_recorded(path) == load_recorded(path, {}, []).spec.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a: [", "is not YAML"),
+        (b"\xff\xfe\x00", "is not YAML"),
+        (b"a: 2026-13-45", "is not YAML"),
+        (b"a: !!python/name:os.system x", "is not YAML"),
+        (b"[" * 100_000, "holds no keys"),
+        (b"- " * 100_000, "holds no keys"),
+        (b"", "holds no keys"),
+        (b"- 1", "holds no keys"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_what_is_no_job_is_told_with_its_file(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=f"{path} {words}"):
+        glance_at_recorded(path)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"job\.yaml is gone; quorate resume takes the job from the newest checkpoint"):
+        glance_at_recorded(tmp_path / "job.yaml")

@@ -49,10 +49,7 @@ def test_a_kind_is_chosen_by_its_name() -> None:
         ({"kind": "ddp"}, 'strategy.kind: the text "ddp" is not ring or toy.'),
         ({"servers": 2}, "strategy.kind: it is missing, and it has no default: give ring or toy."),
         ({"kind": "toy"}, "strategy.rate: it is missing, and it has no default: give a number."),
-        (
-            {"kind": "toy", "rate": 1.0, "servers": 0},
-            "strategy.servers: 0 is not a whole number of at least 1.",
-        ),
+        ({"kind": "toy", "rate": 1.0, "servers": 0}, "strategy.servers: 0 is not a whole number of at least 1."),
         ({"kind": "ring", "server": 2}, "strategy.server: there is no such key. Did you mean strategy.servers?"),
     ],
 )
@@ -147,9 +144,7 @@ def test_the_kind_says_whether_each_worker_hosts_a_lane(strategy: Any, is_broken
 
 @pytest.mark.parametrize(
     ("keys", "path", "words"),
-    [
-        ({"precision": "bf16", "loss_scale": {"initial": 1024}}, "loss_scale", "nothing with precision: bf16"),
-    ],
+    [({"precision": "bf16", "loss_scale": {"initial": 1024}}, "loss_scale", "nothing with precision: bf16")],
     ids=str,
 )
 def test_a_loss_is_scaled_where_all_have_the_sum_of_the_gradients(keys: dict[str, Any], path: str, words: str) -> None:

@@ -72,13 +72,7 @@ def test_it_ends_with_the_most_workers_that_are_worth_it(
 
 @pytest.mark.parametrize(
     ("lanes", "least", "most", "tried"),
-    [
-        (8, 1, 8, [1, 2, 3, 4, 8]),
-        (8, 5, 8, [5, 8]),
-        (8, 1, 7, [1, 2, 3, 4]),
-        (3, 1, 3, [1, 2, 3]),
-        (1, 1, 1, [1]),
-    ],
+    [(8, 1, 8, [1, 2, 3, 4, 8]), (8, 5, 8, [5, 8]), (8, 1, 7, [1, 2, 3, 4]), (3, 1, 3, [1, 2, 3]), (1, 1, 1, [1])],
 )
 def test_numbers_that_leave_somebody_as_many_lanes_are_not_tried(
     lanes: int, least: int, most: int, tried: list[int]

@@ -90,8 +90,7 @@ def test_a_thread_leaves_the_handlers_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
-    [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (-60, "was killed by signal 60")],
+    ("code", "words"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (-60, "was killed by signal 60")]
 )
 def test_departures_in_words(code: int, words: str) -> None:
     assert describe_departure(code) == words

@@ -32,9 +32,10 @@ class Scraped:
     def __init__(self, workers: int = 2, **keys: Any) -> None:
         self.metrics = self.sink = JobMetrics("tiny-0001", spec_of(**keys), workers)
 
-    def handle(self, *events: Event) -> None:
+    def handle(self, *events: Event) -> "Scraped":
         for event in events:
             self.sink.handle(event)
+        return self
 
     @property
     def text(self) -> str:

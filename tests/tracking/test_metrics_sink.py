@@ -45,8 +45,9 @@ def step(number: int, time: float = 0.0, **fields: float) -> StepCompleted:
 
 
 def test_a_step_is_counted_timed_and_shown() -> None:
-    job = Scraped()
-    job.handle(step(1, data_s=0.1, compute_s=0.2, exchange_s=0.3, apply_s=0.4), step(2, data_s=0.1, longest_data_s=0.5))
+    job = Scraped().handle(
+        step(1, data_s=0.1, compute_s=0.2, exchange_s=0.3, apply_s=0.4), step(2, data_s=0.1, longest_data_s=0.5)
+    )
     assert job["quorate_steps_total"] == 2
     assert job["quorate_samples_total"] == 16
     assert job["quorate_last_step"] == 2
@@ -58,8 +59,7 @@ def test_a_step_is_counted_timed_and_shown() -> None:
 
 
 def test_numbers_of_several_optimizers_stand_beside_each_other_and_a_loss_that_is_none_is_not_shown() -> None:
-    job = Scraped()
-    job.handle(STEP)
+    job = Scraped().handle(STEP)
     assert job["quorate_loss optimizer=make"] == pytest.approx(0.3)
     assert job["quorate_learning_rate optimizer=judge"] == 0.2
     assert not any(("optimizer", "judge") in labels for name, labels in job.series if name == "quorate_loss")
@@ -70,8 +70,7 @@ def test_numbers_of_several_optimizers_stand_beside_each_other_and_a_loss_that_i
 
 
 def test_every_metric_has_the_run_and_a_help_text() -> None:
-    job = Scraped()
-    job.handle(*EVERY)
+    job = Scraped().handle(*EVERY)
     assert all(("run", "tiny-0001") in labels for _, labels in job.series)
     names = re.findall(r"^# TYPE (\S+)", job.text, re.MULTILINE)
     helped = re.findall(r"^# HELP (\S+) .*[.]$", job.text, re.MULTILINE)
@@ -89,8 +88,7 @@ def test_a_job_that_has_failed_says_so_and_one_that_was_stopped_does_not(code: i
 
 
 def test_every_metric_is_documented() -> None:
-    job = Scraped()
-    job.handle(*EVERY)
+    job = Scraped().handle(*EVERY)
     job.handle(formed(1, 0, 1), LinksMeasured(generation="1.1", worker=0, peer=1, round_trip_s=1e-5, bytes_per_step=1))
     names = set(re.findall(r"^# TYPE (\S+)", job.text, re.MULTILINE))
     documented = set(re.findall(r"`(quorate_[a-z_]+)", MONITORING.read_text()))
@@ -122,8 +120,7 @@ def test_causes_are_there_before_anybody_is_lost() -> None:
 
 
 def test_a_recovery_is_counted_with_the_first_new_step_and_once() -> None:
-    job = Scraped()
-    job.handle(formed(1, 0, 1), step(1, time=1.0), step(2, time=2.0))
+    job = Scraped().handle(formed(1, 0, 1), step(1, time=1.0), step(2, time=2.0))
     job.handle(
         WorkerLost(step=3, time=3.0, worker=1, message=KILLED, detect_s=0.25), formed(2, 0, time=4.0, from_step=2)
     )
@@ -162,8 +159,7 @@ def test_the_cause_is_read_from_the_sentences_that_the_coordinator_writes() -> N
 
 
 def test_bytes_of_the_exchange_are_counted_for_steps_that_came_before_the_word_of_the_links() -> None:
-    job = Scraped()
-    job.handle(formed(1, 0, 1))
+    job = Scraped().handle(formed(1, 0, 1))
     first = LinksMeasured(generation="1.1", worker=0, peer=1, round_trip_s=2e-5, bytes_per_step=100)
     second = LinksMeasured(generation="1.1", worker=1, peer=0, round_trip_s=3e-5, bytes_per_step=50)
     job.handle(first, step(1), step(2), second, step(3, exchange_s=0.5))
@@ -173,8 +169,9 @@ def test_bytes_of_the_exchange_are_counted_for_steps_that_came_before_the_word_o
 
 
 def test_links_are_those_of_the_generation_that_is_at_work() -> None:
-    job = Scraped()
-    job.handle(formed(1, 0, 1), LinksMeasured(generation="1.1", worker=0, peer=1, round_trip_s=1.0, bytes_per_step=1))
+    job = Scraped().handle(
+        formed(1, 0, 1), LinksMeasured(generation="1.1", worker=0, peer=1, round_trip_s=1.0, bytes_per_step=1)
+    )
     job.handle(formed(2, 0))
     job.handle(LinksMeasured(generation="1.1", worker=0, peer=1, round_trip_s=1.0, bytes_per_step=1), step(1))
     assert not any(name == "quorate_link_latency_seconds" for name, _ in job.series)
@@ -224,8 +221,7 @@ def test_what_a_machine_sends_is_counted_from_its_first_sample_on() -> None:
 
 
 def test_who_has_left_a_job_that_was_made_smaller_is_shown_no_more() -> None:
-    job = Scraped()
-    job.handle(formed(1, 0, 1), *(SystemSampled(worker=worker, host="a", threads=3) for worker in (0, 1)))
+    job = Scraped().handle(formed(1, 0, 1), *(SystemSampled(worker=worker, host="a", threads=3) for worker in (0, 1)))
     job.handle(formed(2, 0))
     assert [
         labels for name, labels in job.series if name == "quorate_worker_threads" and ("worker", "1") in labels
@@ -310,8 +306,7 @@ def test_a_task_that_makes_up_names_is_not_followed_for_ever() -> None:
 
 
 def test_what_a_task_logs_is_shown_as_it_was_last() -> None:
-    job = Scraped()
-    job.handle(StepCompleted(step=1, log={"own": 0.25, "word": "none"}))
+    job = Scraped().handle(StepCompleted(step=1, log={"own": 0.25, "word": "none"}))
     job.handle(StepCompleted(step=2))
     assert [value for (name, _), value in job.series.items() if name == "quorate_logged"] == [0.25]
 

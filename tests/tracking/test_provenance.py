@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER, place, tracking_uri
 from quorate.tracking import provenance
-from quorate.tracking.mlflow_client import artifact_location, identity, metric_name
+from quorate.tracking.mlflow_client import artifact_location, experiment_of, identity, metric_name
 from quorate.tracking.provenance import git_state, parameters_of, record, recorded_facts, recorded_git
 
 
@@ -97,3 +98,12 @@ def test_where_a_job_is_tracked(tmp_path: Path) -> None:
 def test_names_as_mlflow_takes_them(name: str, taken: str) -> None:
     assert metric_name(name) == taken
     assert len(metric_name(name + 1000 * "y")) <= 250
+
+
+def test_the_experiment_is_the_jobs_own_the_variables_or_of_the_jobs_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    job: dict[str, Any] = {"task": "task.py:T", "name": "tiny", "batch_size": 8, "steps": 3}
+    assert experiment_of(JobSpec(**job)) == "tiny"
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "shared")
+    assert experiment_of(JobSpec(**job)) == experiment_of(JobSpec(**job, track=TrackSpec(mlflow=True))) == "shared"
+    assert experiment_of(JobSpec(**job, track=TrackSpec(mlflow=True, experiment="own"))) == "own"

@@ -7,14 +7,7 @@ import pytest
 from quorate.core.errors import JobFileError
 from quorate.spec.override import parse_set
 from quorate.spec.resolved import dump_job
-from quorate.tune.loading import (
-    ResolvedSearch,
-    dump_search,
-    load_recorded_search,
-    read_mapping,
-    read_search,
-    trial_job,
-)
+from quorate.tune.loading import ResolvedSearch, dump_search, load_recorded_search, read_mapping, read_search, trial_job
 
 JOB = """\
 task: digits.py:Digits

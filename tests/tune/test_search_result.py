@@ -12,7 +12,7 @@ from quorate.core.errors import RunError
 from quorate.tune import search
 from quorate.tune.result import SearchResult, open_search
 from quorate.tune.search import conclude
-from tune.search_builder import add_run, exploited_search, search_folder, told_search
+from tune.search_builder import add_run, search_folder, told_search
 
 
 def test_the_best_with_its_params_metrics_and_job(tmp_path: Path) -> None:
@@ -72,12 +72,6 @@ def test_without_a_trial_there_is_no_best(tmp_path: Path) -> None:
     assert (result.best, result.trials, result.front) == (None, (), ())
     assert not result.best_job.exists()
     assert result.report.exists()
-
-
-def test_the_job_of_population_based_training_has_a_lineage(tmp_path: Path) -> None:
-    result = conclude(exploited_search(tmp_path).folder)
-    assert result.best is not None
-    assert [part.until for part in result.best.job.spec.lineage] == [40, 80]
 
 
 def test_a_row_for_each_trial(tmp_path: Path) -> None:

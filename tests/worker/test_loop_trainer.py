@@ -259,8 +259,7 @@ class TestWhatIsAskedFor:
         assert noted.trainer._requested() == StepRequest(), "nobody looks where nothing was ever asked for"
 
     @pytest.mark.parametrize(
-        ("asked", "ends"),
-        [({}, False), ({"break_requested": True}, True), ({"stop_requested": "interrupted"}, True)],
+        ("asked", "ends"), [({}, False), ({"break_requested": True}, True), ({"stop_requested": "interrupted"}, True)]
     )
     def test_ends_the_generation_for_whoever_disturbs_it(self, noted: Noted, asked: dict[str, Any], ends: bool) -> None:
         noted.trainer.connect(generation())

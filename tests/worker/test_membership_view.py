@@ -23,8 +23,9 @@ def formed(one: Generation) -> pb.Directive:
     return pb.Directive(formed=encode_generation(one))
 
 
-def regroup(one: Generation, *, at_boundary: bool) -> pb.Directive:
-    return pb.Directive(regroup=pb.RegroupDirective(generation=encode_id(one.id), at_boundary=at_boundary))
+def regroup(one: Generation, *, at_boundary: bool = True, saves: bool = False) -> pb.Directive:
+    over = pb.RegroupDirective(generation=encode_id(one.id), at_boundary=at_boundary, saves=saves)
+    return pb.Directive(regroup=over)
 
 
 def wish(one: Generation, request: str) -> pb.Directive:
@@ -33,6 +34,18 @@ def wish(one: Generation, request: str) -> pb.Directive:
 
 def is_asked(one: MembershipView) -> bool:
     return one.save_asked
+
+
+def asked(one: MembershipView) -> tuple[bool, bool]:
+    return one.break_requested, one.save_requested
+
+
+class NothingComesError(Exception):
+    """Raised by whoever has waited long enough."""
+
+
+def give_up() -> None:
+    raise NothingComesError
 
 
 @pytest.fixture
@@ -136,12 +149,7 @@ class TestPosition:
         view.present(2)
         dismissal = pb.DismissDirective(worker=0, pid=4711, incarnation=incarnation)
         view.handle(pb.Directive(dismiss=dismissal))
-        expected: type[Exception] = Dismissed if goes else TimeoutError
-
-        def give_up() -> None:
-            raise TimeoutError
-
-        with pytest.raises(expected):
+        with pytest.raises(Dismissed if goes else NothingComesError):
             view.await_generation(None, give_up, 0.1)
 
     @pytest.mark.parametrize("has_been_in_one", [True, False])
@@ -179,3 +187,79 @@ def test_only_who_hosts_the_first_lane_has_the_others_save() -> None:
     other.handle(wish(generation(1), "a"))
     assert current(other) == generation(1)
     assert not is_asked(other)
+
+
+def test_a_generation_ends_with_a_checkpoint_only_where_that_is_asked_for(view: MembershipView) -> None:
+    assert asked(view) == (False, False)
+    view.handle(formed(generation(1)))
+    assert asked(view) == (False, False)
+    view.handle(regroup(generation(1), saves=False))
+    assert asked(view) == (True, False)
+    view.handle(regroup(generation(1), saves=True))
+    assert asked(view) == (True, True)
+    view.handle(formed(generation(2)))
+    assert asked(view) == (False, False), "the next is not asked"
+
+
+def test_the_generation_that_was_left_is_not_the_next(view: MembershipView) -> None:
+    view.handle(formed(generation(1)))
+    first = view.await_generation(None, give_up, 1.0)
+    with pytest.raises(NothingComesError):
+        view.await_generation(first, give_up, 0.01)
+
+
+def test_no_generation_begins_after_the_end(view: MembershipView) -> None:
+    view.handle(formed(generation(1)))
+    view.handle(pb.Directive(end=pb.EndDirective()))
+    with pytest.raises(JobEnded):
+        view.await_generation(None, give_up, 1.0)
+
+
+def test_a_generation_that_is_told_again_is_not_entered_again(view: MembershipView) -> None:
+    """All that was declared is told anew where the connection broke."""
+    view.handle(formed(generation(1)))
+    first = view.await_generation(None, give_up, 1.0)
+    view.leave(Cursor(9))
+    view.handle(formed(generation(1)))
+    assert view.present(1).has_left
+    with pytest.raises(NothingComesError):
+        view.await_generation(first, give_up, 0.01)
+
+
+@pytest.mark.parametrize(("worker", "pid"), [(1, 4711), (0, 4712)])
+def test_who_has_another_place_or_had_ours_before_is_dismissed_without_us(
+    view: MembershipView, worker: int, pid: int
+) -> None:
+    view.handle(pb.Directive(dismiss=pb.DismissDirective(worker=worker, pid=pid, incarnation=1)))
+    with pytest.raises(NothingComesError):
+        view.await_generation(None, give_up, 0.01)
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        pb.Directive(stop=pb.StopDirective(reason="interrupted")),
+        regroup(generation(1), saves=False),
+        wish(generation(1), "r"),
+    ],
+    ids=("stop", "regroup", "save"),
+)
+def test_a_view_knows_whether_anything_was_ever_asked_for(view: MembershipView, directive: pb.Directive) -> None:
+    view.handle(formed(generation(1)))
+    assert not view.is_asked
+    view.handle(directive)
+    assert view.is_asked
+
+
+@pytest.mark.parametrize("directive", [pb.Directive(end=pb.EndDirective()), None], ids=("job", "generation"))
+def test_links_are_closed_at_once_where_all_is_over_already(
+    view: MembershipView, directive: pb.Directive | None
+) -> None:
+    view.handle(formed(generation(1)))
+    closed: list[str] = []
+    view.close_when_over(generation(1), lambda: closed.append("too early"))
+    assert closed == []
+    view.close_when_over(generation(1), lambda: None)
+    view.handle(directive or regroup(generation(1), at_boundary=False))
+    view.close_when_over(generation(1), lambda: closed.append("now"))
+    assert closed == ["now"]

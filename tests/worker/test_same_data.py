@@ -12,11 +12,7 @@ OLD = {"torch": "2.12.0", "library Pillow": "12.0.0"}
 
 
 def check(
-    recorded: dict[str, Any],
-    present: dict[str, str] | None = None,
-    *,
-    of_shards: bool = False,
-    is_branch: bool = False,
+    recorded: dict[str, Any], present: dict[str, str] | None = None, *, of_shards: bool = False, is_branch: bool = False
 ) -> str | None:
     return check_same_data("tiny-0001", recorded, FACTS | (present or {}), of_shards=of_shards, is_branch=is_branch)
 

@@ -1,6 +1,7 @@
 """A worker's way through its generations: what it does in which order, with a trainer that notes what it is asked."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -113,11 +114,24 @@ def session(trainer: NotedTrainer, membership: NotedMembership, notes: list[str]
     return WorkerSession(0, trainer, membership, backlog, lambda step, phase, lane: notes.append(f"{phase} at {step}"))
 
 
-def test_a_generation_is_closed_and_what_is_kept_is_told_before_the_state_is_reported() -> None:
+def noted(
+    *generations: Generation,
+    endings: tuple[Exception | str | None, ...] = (),
+    digest: str = "right",
+    has_ended: bool = False,
+    raises: type[Exception] | None = None,
+) -> list[str]:
+    """What a worker does in these generations of its job."""
     notes: list[str] = []
-    membership = NotedMembership(notes, [generation(FIRST), generation(SECOND, own=5, others=5)])
-    session(NotedTrainer(notes, None, "complete"), membership, notes).complete()
-    assert notes == [
+    membership = NotedMembership(notes, list(generations))
+    membership.view.ended = has_ended
+    with pytest.raises(raises) if raises else nullcontext():
+        session(NotedTrainer(notes, *endings, digest=digest), membership, notes).complete()
+    return notes
+
+
+def test_a_generation_is_closed_and_what_is_kept_is_told_before_the_state_is_reported() -> None:
+    assert noted(generation(FIRST), generation(SECOND, own=5, others=5), endings=(None, "complete")) == [
         *("holds", "connects 1.1", "watched", "aligned", "holds", "not watched", "closed"),
         *("regroup at 5", "published 4", "flushed", "left 1.1 at 5, saved"),
         *("holds", "connects 1.2", "watched", "aligned", "holds", "done: complete", "not watched", "closed"),
@@ -125,9 +139,7 @@ def test_a_generation_is_closed_and_what_is_kept_is_told_before_the_state_is_rep
 
 
 def test_who_is_behind_holds_the_state_only_when_it_has_copied_it() -> None:
-    notes: list[str] = []
-    membership = NotedMembership(notes, [generation(FIRST, own=4, others=9)])
-    session(NotedTrainer(notes, "complete"), membership, notes).complete()
+    notes = noted(generation(FIRST, own=4, others=9), endings=("complete",))
     assert notes[:4] == ["connects 1.1", "watched", "aligned", "holds"]
 
 
@@ -136,34 +148,21 @@ def test_who_is_behind_holds_the_state_only_when_it_has_copied_it() -> None:
     [(PeerLost("worker 1", "end of file"), "left 1.1 at 4 for PeerLost"), (GenerationOver("over"), "left 1.1 at 4")],
 )
 def test_a_broken_link_is_a_symptom_and_the_end_of_a_generation_is_none(error: Exception, told: str) -> None:
-    notes: list[str] = []
-    membership = NotedMembership(notes, [generation(FIRST)])
-    with pytest.raises(JobEnded):
-        session(NotedTrainer(notes, error), membership, notes).complete()
+    notes = noted(generation(FIRST), endings=(error,), raises=JobEnded)
     assert notes[-1] == told
     assert notes.index("closed") < notes.index("flushed")
 
 
 def test_a_generation_that_takes_us_to_be_elsewhere_is_left_before_it_begins() -> None:
-    notes: list[str] = []
-    membership = NotedMembership(notes, [generation(FIRST, own=7, others=7)])
-    with pytest.raises(JobEnded):
-        session(NotedTrainer(notes), membership, notes).complete()
+    notes = noted(generation(FIRST, own=7, others=7), raises=JobEnded)
     assert notes == ["regroup at 4", "published 4", "flushed", "left 1.1 at 4"]
 
 
 def test_who_is_done_in_a_generation_that_broke_meanwhile_reports_where_it_stands() -> None:
-    notes: list[str] = []
-    membership = NotedMembership(notes, [generation(FIRST)])
-    with pytest.raises(JobEnded):
-        session(NotedTrainer(notes, "complete", digest="wrong"), membership, notes).complete()
+    notes = noted(generation(FIRST), endings=("complete",), digest="wrong", raises=JobEnded)
     assert notes[-1] == "left 1.1 at 5, saved"
 
 
 def test_a_link_that_breaks_since_the_job_has_ended_is_no_symptom() -> None:
-    notes: list[str] = []
-    membership = NotedMembership(notes, [generation(FIRST)])
-    membership.view.ended = True
-    with pytest.raises(LinkError):
-        session(NotedTrainer(notes, PeerLost("worker 1", "end of file")), membership, notes).complete()
-    assert notes[-1] == "closed"
+    broken = PeerLost("worker 1", "end of file")
+    assert noted(generation(FIRST), endings=(broken,), has_ended=True, raises=LinkError)[-1] == "closed"
