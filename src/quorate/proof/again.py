@@ -1,0 +1,294 @@
+"""Training steps of a run again, in a run of their own, and holding them against what the first one recorded."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from quorate.api.evaluate import refuse_unrepeatable
+from quorate.api.job import job_text
+from quorate.api.prints import Watch
+from quorate.api.recorded_run import recorded_environment, recorded_job
+from quorate.api.run_part import Accept, Runner, Setup, Show, run_locally
+from quorate.api.session import is_private, start_in
+from quorate.api.tasks import find_task, refuse_other_code
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.selection import own_among, saved_job, why_foreign
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.coordinator.places import Outcome
+from quorate.core.errors import CheckpointError, RequestError, RunError
+from quorate.core.failure import JobFailed
+from quorate.core.machine import usable_cores
+from quorate.engines.engine import Prepared
+from quorate.history.difference import Pair, differing
+from quorate.observe.event import Event, plain
+from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted
+from quorate.observe.jsonl import EventTail
+from quorate.spec.device import workers_here
+from quorate.spec.job import OWN_PLACE, JobSpec
+from quorate.spec.options import LocalSpec
+from quorate.spec.resolved import ResolvedJob
+from quorate.spec.rules import checked_job
+from quorate.storage.run_folder import RunFolder, write_creation
+from quorate.supervisor.signals import Signals, listening_to_signals
+from quorate.supervisor.supervisor import Launch
+
+_OF_A_STEP = ("samples", "ledger", "skipped", "overflow", "dropped", "planned", "bad", "lanes", "tensors")
+_ALONE: dict[str, Any] = {"port": 0, "spares": 0, "min_workers": 1, "track": None, "notify": None, "callbacks": []}
+"""How a job runs that nobody else is told of."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first step that gives something else than was recorded: what, and both values, the recorded one first."""
+
+    step: int
+    values: dict[str, Pair]
+
+    def __str__(self) -> str:
+        told = "; ".join(f"{name} {then} recorded, {now} now" for name, (then, now) in self.values.items())
+        return f"step {self.step:,} differs: {told}"
+
+
+class Record:
+    """What the events of a run say of its steps after `first` up to `last`, and of evaluations in between.
+
+    Steps before the first that the run has begun with (a branch) are not in its record, and are not compared.
+    """
+
+    def __init__(self, run: RunFolder, first: int, last: int) -> None:
+        self.compared = 0
+        self.difference: Difference | None = None
+        self.evaluated: set[int] = set()
+        self.newest, self._begin = 0, last
+        self._told: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for event in EventTail(run.events_file):
+            if isinstance(event, RunBegan):
+                self._begin = min(self._begin, event.from_step or 0)
+            if (facts := facts_of(event)) and event.step is not None:
+                self.newest = max(self.newest, event.step)
+                if isinstance(event, EvaluationDone):
+                    self.evaluated.add(event.step)
+                if first < event.step <= last:
+                    self._told.setdefault((event.kind, event.step), []).append(facts)
+
+    def hold_against(self, event: Event) -> None:
+        """Compare a step or an evaluation that was done again with every telling of it, to the last bit."""
+        facts, step = facts_of(event), event.step
+        if not facts or step is None or step <= self._begin or self.difference is not None:
+            return
+        told = self._told.get((event.kind, step), [])
+        if not told and isinstance(event, StepCompleted):
+            self.difference = Difference(step, {"step": (None, "done")})
+        for each in told:
+            if values := differing(each, facts):
+                self.difference = Difference(step, values)
+                return
+        self.compared += isinstance(event, StepCompleted)
+
+
+def facts_of(event: Event) -> dict[str, Any]:
+    """What an event says that the bits of a run decide; nothing of other kinds of events."""
+    if isinstance(event, EvaluationDone):
+        return {f"metric {name}": value for name, value in (event.metrics or {}).items()}
+    if not isinstance(event, StepCompleted):
+        return {}
+    told = {name: plain(value) for name in _OF_A_STEP if (value := getattr(event, name))}
+    return {**event.by_optimizer("loss", "learning_rate", "gradient_norm"), **told}
+
+
+@dataclass(frozen=True)
+class Again:
+    """Steps that were trained again: the run that did it, with a checkpoint of the last one."""
+
+    run: RunFolder
+    from_step: int
+    step: int
+    workers: int
+    digest: str
+    difference: Difference | None
+    compared: int
+
+    def held_against(self, trainer: "Trainer", kept: CheckpointInfo) -> "Again":
+        """The same, having compared the state with the checkpoint of this step that the run has kept."""
+        then = state_digest(trainer.folder, kept)
+        if self.difference is not None or then == self.digest:
+            return self
+        return replace(self, difference=Difference(self.step, {"state": (then, self.digest)}))
+
+    def document(self) -> dict[str, Any]:
+        """As verbs print it."""
+        return {
+            "folder": str(self.run.path),
+            "from_step": self.from_step,
+            "step": self.step,
+            "workers": self.workers,
+            "state_digest": self.digest,
+            "compared": self.compared,
+            "difference": None if self.difference is None else asdict(self.difference),
+        }
+
+
+@dataclass
+class Trainer:
+    """Trains steps of a run again, each time in a folder of its own. The run itself is only read."""
+
+    run: RunFolder
+    watch: Watch
+    runner: Runner = run_locally
+    job: ResolvedJob = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.job = recorded_job(self.run)
+        refuse_unrepeatable(self.run, self.job.spec, "trained again")
+        if self.run.stored is not None:
+            raise RequestError(
+                f"run {self.run.name} is kept in {self.run.stored}: only those in a folder are repeated."
+            )
+
+    @property
+    def folder(self) -> CheckpointFolder:
+        return CheckpointFolder.of_job(self.run.checkpoints, self.job.spec.checkpoint)
+
+    def whole_checkpoints(self) -> list[CheckpointInfo]:
+        """Those of the run itself that can be read, by their steps; of two at one step the later."""
+        folder = self.folder
+        own = own_among(folder.list(), lambda info: why_foreign(info, self.job.spec))
+        found = {info.cursor.step: info for info in own}
+        return [info for _, info in sorted(found.items()) if _is_whole(folder, info)]
+
+    def to_step(self, start: CheckpointInfo | None, step: int, folder: Path, workers: int | None = None) -> Again:
+        """Train from a checkpoint, or from the start, to this step, in a new run at `folder`; stops at a difference.
+        Without `workers`, on as many as fit here."""
+        from_step = 0 if start is None else start.cursor.step
+        record = Record(self.run, from_step, step)
+        if step > record.newest:
+            raise RunError(f"run {self.run.name} has recorded no step {step:,}: its last is {record.newest:,}")
+        again = _made_run(folder, self.run.created - timedelta(microseconds=1))
+        try:
+            begin = None if start is None else _copied(start, again)
+            used = self._train(again, begin, step, workers, record)
+        except BaseException as error:
+            if not isinstance(error, JobFailed):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        kept = CheckpointFolder.of_job(again.checkpoints, self.job.spec.checkpoint)
+        there = kept.list()
+        if record.difference is None and (not there or there[-1].cursor.step != step):
+            raise RunError(f"run {self.run.name} ends before step {step:,} when it is trained again")
+        for info in there[:-1]:
+            kept.remove(info.path)
+        digest = state_digest(kept, there[-1]) if there else ""
+        return Again(again, from_step, step, used, digest, record.difference, record.compared)
+
+    def _train(
+        self, again: RunFolder, begin: CheckpointInfo | None, step: int, workers: int | None, record: Record
+    ) -> int:
+        run, here = self.run, self._job_until(step)
+        place = find_task(run, here.spec.task)
+        again.write_job(job_text(here), is_private=is_private(here.spec))
+        if micro_batches := run.read_micro_batches():
+            again.write_micro_batches(micro_batches)
+
+        def checking(launch: Launch, show: Show, accept: Accept, signals: Signals) -> Outcome:
+            def accept_same(now: Prepared) -> None:
+                refuse_other_code(run, recorded_environment(run, begin), now, "Undo the change, and try again.")
+                accept(now)
+
+            def look(event: Event) -> None:
+                show(event)
+                record.hold_against(event)
+                if record.difference is not None and not signals.received:
+                    signals.received.append(signal.SIGINT)  # what comes after it would say no more
+
+            return self.runner(launch, look, accept_same, signals)
+
+        rules = here.spec.checkpoint.model_copy(
+            update={"every": None, "keep": 1, "keep_every": None, "to": [OWN_PLACE]}
+        )
+        spec = here.spec.model_copy(update=_ALONE | {"engine": LocalSpec(), "checkpoint": rules})
+        here = replace(here, spec=checked_job(spec.model_dump() | {"workers": workers or "auto"}))
+        with listening_to_signals() as signals:
+            start_in(again, here, Setup(place, self.watch, checking, until=step), begin)
+        if signals.received and record.difference is None:
+            raise JobFailed(signals.failure(f"{signals.reason}; run {run.name} is as it was."))
+        return workers_here(here.spec, usable_cores())
+
+    def _job_until(self, step: int) -> ResolvedJob:
+        """The job as long as it was when the step was trained: a schedule depends on that, and the last evaluation."""
+        after = next((info for info in self.folder.list() if info.cursor.step >= step), None)
+        saved: JobSpec | None = None if after is None else saved_job(after)
+        if saved is None:
+            return self.job
+        length = {"steps": saved.steps, "epochs": saved.epochs}
+        return replace(self.job, spec=self.job.spec.model_copy(update=length))
+
+
+def recreate(trainer: Trainer, step: int, folder: Path | None = None, workers: int | None = None) -> Again:
+    """The state of a step of a run, as a checkpoint of a new run: by default `RUN-step-N`, beside the run. It is held
+    against the record of the run on the way and, where that has kept a checkpoint of this step, against it."""
+    run, there = trainer.run, trainer.whole_checkpoints()
+    start = max((info for info in there if info.cursor.step < step), key=lambda info: info.cursor, default=None)
+    again = trainer.to_step(start, step, folder or run.path.with_name(f"{run.name}-step-{step}"), workers)
+    kept = next((info for info in there if info.cursor.step == step), None)
+    return again if kept is None else again.held_against(trainer, kept)
+
+
+def workers_asked(given: str | None) -> int | None:
+    """The number of workers that a flag asks for; None for as many as fit here."""
+    if given is None or given == "auto":
+        return None
+    if not given.isdecimal() or int(given) < 1:
+        raise RequestError(f"--workers: {given!r} is neither a number of at least 1 nor auto.")
+    return int(given)
+
+
+def _is_whole(folder: CheckpointFolder, info: CheckpointInfo) -> bool:
+    with contextlib.suppress(CheckpointError):
+        folder.verify(info)
+        return True
+    return False
+
+
+def _made_run(folder: Path, created: datetime) -> RunFolder:
+    """A new run folder; it counts as older than the run, so that `last` stays that one."""
+    if os.path.lexists(folder):
+        raise RequestError(f"{folder} is already there. Remove it, or name another folder with -o.")
+    again = RunFolder(folder.absolute())
+    again.make()
+    write_creation(again.path, created)
+    return again
+
+
+def _copied(start: CheckpointInfo, again: RunFolder) -> CheckpointInfo:
+    """As a checkpoint of the new run itself: one of another run would be taken for the beginning of a branch."""
+    path = again.checkpoints / start.path.name
+    shutil.copytree(start.path, path)
+    return replace(start, path=path)
+
+
+def state_digest(folder: CheckpointFolder, info: CheckpointInfo) -> str:
+    """Sha-256 of all that a checkpoint holds: weights, optimizers, schedules and progress, however it lies in files.
+
+    Two states that go on to the same bits have the same one.
+    """
+    from quorate.checkpoint.tree import encode
+    from quorate.replica.device import bytes_of
+
+    state = folder.load(info).state
+    progress: Mapping[str, Any] = state["progress"]
+    # One that was begun again after memory ran out knows beforehand from which step on it will.
+    past = [change for change in progress.get("micro_batches", ()) if change[0] <= info.cursor.step]
+    encoded = encode(state | {"progress": {**progress, "micro_batches": [list(change) for change in past]}})
+    digest = hashlib.sha256(json.dumps(encoded.skeleton, sort_keys=True).encode())
+    for name, tensor in sorted(encoded.tensors.items()):
+        digest.update(f"\n{name}|{tensor.dtype}|{tuple(tensor.shape)}\n".encode())
+        digest.update(bytes_of(tensor).numpy().data)
+    return digest.hexdigest()
