@@ -56,6 +56,7 @@ from quorate.worker.assembly import (
 from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
+from quorate.worker.identify import identity_of, is_known, keep_identity, whole_data
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import Dismissed
 from quorate.worker.session import LoopTrainer, WorkerSession
@@ -285,12 +286,18 @@ class Worker:
                 check_repeatable(self._configure(), spec, replica)
         samples = self._samples(task)
         self._page.write_setup("fingerprint")
-        environment = device.facts(spec.threads, spec.deterministic) | {
-            "canary": canary(device),
+        machine = device.facts(spec.threads, spec.deterministic) | {"canary": canary(device)}
+        identifies = self._identifies()
+        data = fingerprint_in_child(samples, whole_data(task, samples) if identifies else None)
+        environment = machine | {
             "task source": task_source(self._task_type).digest,
             "layout": content_digest(replica.layout().encode()),
-            **fingerprint_in_child(samples).facts,
+            **data.facts,
         }
+        if identifies:
+            checkpoint = None if self._assignment.checkpoint is None else Path(self._assignment.checkpoint)
+            found = identity_of(spec, self._assignment.workers, task, self._task_type, machine, data)
+            keep_identity(self._run, found, checkpoint)
         # A part of a model computes nothing before the others are there; and a breakpoint in metrics() is for the
         # evaluations of the job.
         tries = self._assignment.slot == 0 and self._assignment.mode.is_training and not is_attached()
@@ -316,6 +323,12 @@ class Worker:
                 device.free_unused()  # a server computes nothing else by the model
             environment |= device.facts(spec.threads, spec.deterministic)
         return parts, self._restore(parts)
+
+    def _identifies(self) -> bool:
+        """One worker writes down the identity of the run; whoever replaces it need not read all data once more."""
+        if self._assignment.slot or not self._assignment.mode.is_training:
+            return False
+        return not (self._assignment.is_replacement and is_known(self._run, self._spec, self._assignment.workers))
 
     def _samples(self, task: Task) -> Samples:
         """What the job reads. Raises TaskError where it does not suffice for what the job is to do."""

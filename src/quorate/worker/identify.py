@@ -1,0 +1,94 @@
+"""What the identity of a run is made of, as a worker finds it and writes it into the run's folder."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quorate.data.fingerprint import Fingerprint
+from quorate.data.samples import Samples
+from quorate.data.whole_data import DataDigest, digest_of_all
+from quorate.spec.job import JobSpec
+from quorate.spec.meaning import LENGTH, meaning_of, params_of
+from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_notes import read_identity, write_identity
+from quorate.task.source import imported_versions, task_source
+from quorate.task.task import HostedLoop, Task, overrides, parameters_of
+
+_VERSIONS = frozenset({"python", "torch", "numpy", "quorate", "cuda", "cudnn"})
+_OF_THE_JOB = frozenset({"threads", "deterministic", "compiled"})
+
+
+def whole_data(task: Task, samples: Samples) -> Callable[[], DataDigest]:
+    """What takes the digest of every byte that the job reads."""
+    return lambda: digest_of_all(samples, task.data_digest if overrides(task, "data_digest") else None)
+
+
+def identity_of(
+    spec: JobSpec, workers: int, task: Task, task_type: type[Task], machine: Mapping[str, str], data: Fingerprint
+) -> dict[str, Any]:
+    """What a run's `identity.json` holds; `machine` are the facts of its device, with the canary. Nothing in it depends
+    on paths, names and how the job runs."""
+    source = task_source(task_type)
+    known = {name: value for name, value in machine.items() if name not in _OF_THE_JOB}
+    if spec.compile != "auto" and known["device"] != "cpu":
+        known["compile"] = str(spec.compile)
+    libraries = imported_versions(source) | data.libraries
+    whole = data.whole or DataDigest("", "no digest was taken")
+    read = {"digest": whole.digest} if whole.digest else {"samples": data.samples}
+    # As a job would write them, whether it does or leaves them at their defaults.
+    params = json.loads(json.dumps({name: getattr(task, name) for name in parameters_of(task_type)}, default=repr))
+    facts = {
+        "job": meaning_of(spec, workers),
+        "task": {"class": task_type.__name__, "source": source.digest, "params": params_of(params)},
+        "versions": {name: value for name, value in known.items() if name in _VERSIONS} | libraries,
+        "machine": {name: value for name, value in known.items() if name not in _VERSIONS},
+        "data": read | {"layout": data.layout.partition(" ")[0]},
+    }
+    depends = spec.schedule is not None and spec.schedule.depends_on_length
+    knows = isinstance(task, HostedLoop) or Task.__dict__["total_steps"].was_asked
+    return {
+        "facts": facts,
+        "data": whole.in_words,
+        "data_seconds": round(whole.seconds, 3),
+        "any_length": not (depends or knows),
+    }
+
+
+def is_known(run: RunFolder, spec: JobSpec, workers: int) -> bool:
+    """Whether another worker of this part of the run has written it: to replace that one nobody reads all data."""
+    found = (read_identity(run) or {}).get("facts", {})
+    return bool(found.get("job") == meaning_of(spec, workers))
+
+
+def keep_identity(run: RunFolder, found: dict[str, Any], checkpoint: Path | None) -> None:
+    """Write down what the bits of a run depend on, before its first step.
+
+    What begins from a checkpoint has an identity only if all before it was computed alike. `checkpoint` may be that of
+    another run.
+    """
+    if checkpoint is not None:
+        begun = RunFolder(checkpoint.parent.parent)
+        why = _why_unlike(read_identity(begun), found, is_part=run.path in begun.path.parents)
+        if why:
+            found = {"unknown": f"it goes on from {begun.name}, {why}"}
+    write_identity(run, found)
+
+
+def _why_unlike(earlier: Mapping[str, Any] | None, now: Mapping[str, Any], is_part: bool) -> str:
+    """Why the results of a run are not those of one that computes all of it as now; nothing if they are."""
+    if earlier is None or "facts" not in earlier:
+        return "whose identity is not known"
+    # What a part of a lineage was is said by the job that it is part of.
+    of_job = (("job",), ("task", "params")) if is_part else tuple(("job", key) for key in LENGTH)
+    kept = earlier["any_length"] or is_part
+    before, after = (_without(each["facts"], of_job) if kept else each["facts"] for each in (earlier, now))
+    other = [group for group in after if after[group] != before.get(group)]
+    return f"with another {' and another '.join(other)}" if other else ""
+
+
+def _without(facts: Mapping[str, Any], paths: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+    left = {group: dict(values) for group, values in facts.items()}
+    for group, *key in paths:
+        left[group] = {name: value for name, value in left[group].items() if key and name not in key}
+    return left
