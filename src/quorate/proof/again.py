@@ -67,11 +67,11 @@ class Record:
         self.compared = 0
         self.difference: Difference | None = None
         self.evaluated: set[int] = set()
-        self.newest, self._begin = 0, last
+        self.newest, self.begin = 0, last
         self._told: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for event in EventTail(run.events_file):
             if isinstance(event, RunBegan):
-                self._begin = min(self._begin, event.from_step or 0)
+                self.begin = min(self.begin, event.from_step or 0)
             if (facts := facts_of(event)) and event.step is not None:
                 self.newest = max(self.newest, event.step)
                 if isinstance(event, EvaluationDone):
@@ -82,7 +82,7 @@ class Record:
     def hold_against(self, event: Event) -> None:
         """Compare a step or an evaluation that was done again with every telling of it, to the last bit."""
         facts, step = facts_of(event), event.step
-        if not facts or step is None or step <= self._begin or self.difference is not None:
+        if not facts or step is None or step <= self.begin or self.difference is not None:
             return
         told = self._told.get((event.kind, step), [])
         if not told and isinstance(event, StepCompleted):
@@ -171,6 +171,11 @@ class Trainer:
         record = Record(self.run, from_step, step)
         if step > record.newest:
             raise RunError(f"run {self.run.name} has recorded no step {step:,}: its last is {record.newest:,}")
+        if start is None and record.begin > 0 and not self.job.spec.lineage:
+            raise RunError(
+                f"run {self.run.name} is a branch that began at step {record.begin:,} from a checkpoint of another run, "
+                f"and it has none of its own before step {step:,}. Keep more of them: checkpoint.every, checkpoint.keep"
+            )
         again = _made_run(folder, self.run.created - timedelta(microseconds=1))
         try:
             begin = None if start is None else _copied(start, again)
