@@ -1,6 +1,5 @@
 """A certificate says that segments of a run came to the same bits again: what was changed in the run is found."""
 
-import hashlib
 import json
 import stat
 from dataclasses import replace
@@ -16,7 +15,8 @@ from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import encode
 from quorate.core.digests import weights_digest
 from quorate.core.errors import QuorateError, RequestError
-from quorate.proof.certificate import Certified, Evidence, certify, drawn, make_key, problems_of, seed_of
+from quorate.proof.again import Again
+from quorate.proof.certificate import certify, drawn, ends_of, evidence, make_key, problems_of
 from quorate.replica.device import digests
 from quorate.storage.run_folder import RunFolder
 
@@ -45,30 +45,30 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def certified(runner: WarmRunner, run: RunFolder, key: Path) -> Certified:
+def certified(runner: WarmRunner, run: RunFolder, key: Path) -> Any:
     return certify(trainer(runner, run), key, 2)
 
 
-def written(certified: Certified, folder: Path, **changed: Any) -> Path:
+def written(certified: Any, folder: Path, **changed: Any) -> Path:
     file = folder / "certificate.json"
-    file.write_text(json.dumps({**certified.document, **changed}))
+    file.write_text(json.dumps({**certified[0], **changed}))
     return file
 
 
 def test_an_honest_run_is_certified_on_other_numbers_of_workers(
-    runner: WarmRunner, run: RunFolder, certified: Certified, tmp_path: Path
+    runner: WarmRunner, run: RunFolder, certified: Any, tmp_path: Path
 ) -> None:
-    assert certified.differing == []
-    assert len(certified.again) == 2
-    assert all(each["workers"] != 2 for each in certified.document["segments"])
+    assert [each.difference for each in certified[1]] == [None, None]
+    assert all(each["workers"] != 2 for each in certified[0]["segments"])
     file = written(certified, tmp_path)
-    assert problems_of(file) == []
-    assert problems_of(file, trainer(runner, run)) == []
+    assert problems_of(file) == (certified[0], [])
+    assert problems_of(file, trainer(runner, run)) == (certified[0], [])
 
 
-def test_a_document_that_was_changed_is_found(certified: Certified, tmp_path: Path) -> None:
-    for changed in ({"segments": certified.document["segments"][::-1]}, {"run": {**certified.document["run"], "name": "x"}}):
-        problems = problems_of(written(certified, tmp_path, **changed))
+def test_a_document_that_was_changed_is_found(certified: Any, tmp_path: Path) -> None:
+    document = certified[0]
+    for changed in ({"segments": document["segments"][::-1]}, {"run": {**document["run"], "name": "x"}}):
+        _, problems = problems_of(written(certified, tmp_path, **changed))
         assert "the signature is wrong" in problems[0]
         assert "not those that are drawn" in problems[1]
     (tmp_path / "other").write_text("[]")
@@ -77,12 +77,12 @@ def test_a_document_that_was_changed_is_found(certified: Certified, tmp_path: Pa
 
 
 def test_a_run_that_was_changed_later_is_not_the_one_that_was_certified(
-    runner: WarmRunner, run: RunFolder, certified: Certified, tmp_path: Path
+    runner: WarmRunner, run: RunFolder, certified: Any, tmp_path: Path
 ) -> None:
     other = copied(run, "changed-later")
     edit_loss(other, 6)
     change_weight(other, 8)
-    problems = problems_of(written(certified, tmp_path), trainer(runner, other))
+    _, problems = problems_of(written(certified, tmp_path), trainer(runner, other))
     assert [each.split(" of run")[0] for each in problems] == ["the events", "the states"]
 
 
@@ -130,9 +130,9 @@ MANIPULATED = {
 def test_what_was_changed_is_found_by_all_segments(what: str, runner: WarmRunner, run: RunFolder, key: Path) -> None:
     other = copied(run, what.replace(" ", "-"), {4, 8, 12})
     MANIPULATED[what](other)
-    done = certify(trainer(runner, other), key, None)
-    assert done.differing
-    assert len(done.again) == 3
+    _, found = certify(trainer(runner, other), key, None)
+    assert len(found) == 3
+    assert differing(found)
 
 
 def test_other_data_with_the_same_first_and_last_sample_are_found(
@@ -147,19 +147,20 @@ def test_other_data_with_the_same_first_and_last_sample_are_found(
     inputs[70] += 1e-4
     torch.save((inputs, classes), tmp_path / "data.pt")
     try:
-        differing: Any = certify(trainer(runner, filed), key, None).differing
+        assert differing(certify(trainer(runner, filed), key, None)[1])
     except QuorateError as refused:
-        differing = "data" in refused.message
-    assert differing
+        assert "the data have changed" in refused.message
+
+
+def differing(found: list[Again]) -> list[int]:
+    return [each.step for each in found if each.difference is not None]
 
 
 def test_a_change_in_one_of_twenty_segments_is_found_by_three_in_three_of_twenty_cases() -> None:
-    trials = [hashlib.sha256(f"trial {number}".encode()).hexdigest() for number in range(100)]
-    found = sum(7 in drawn(seed, 20, 3) for seed in trials)
-    assert 5 <= found <= 26, "0.15 of 100, within three standard deviations"
-    counts = [sum(place in drawn(seed, 20, 3) for seed in trials) for place in range(20)]
-    assert sum(counts) == 300
-    assert all(5 <= count <= 28 for count in counts), counts
+    trials = [drawn({"states": dict.fromkeys(range(20)), "trial": trial}, "", 3) for trial in range(100)]
+    counts = [sum(place in places for places in trials) for place in range(20)]
+    assert sum(counts) == 300, "each trial draws three"
+    assert all(3 <= count <= 27 for count in counts), "15 of 100, give or take"
 
 
 def test_three_of_twenty_real_segments_find_what_was_changed_in_one_of_them_and_not_elsewhere(
@@ -167,10 +168,11 @@ def test_three_of_twenty_real_segments_find_what_was_changed_in_one_of_them_and_
 ) -> None:
     many = trained(runner, tmp_path, checkpoint={"every": 1, "keep": 30})
     edit_loss(many, 14)
-    evidence = Evidence(trainer(runner, many))
-    assert len(evidence.segments) == 20
-    places = {word: drawn(seed_of(evidence.described, word), 20, 3) for word in map(str, range(100))}
+    there = trainer(runner, many)
+    about = evidence(there, ends_of(there))
+    assert len(about["states"]) == 20
+    places = {word: drawn(about, word, 3) for word in map(str, range(100))}
     hit = next(word for word, chosen in places.items() if 13 in chosen)
     missed = next(word for word, chosen in places.items() if 13 not in chosen)
-    assert [each.step for each in certify(trainer(runner, many), key, 3, hit).differing] == [14]
-    assert certify(trainer(runner, many), key, 3, missed).differing == []
+    assert differing(certify(there, key, 3, hit)[1]) == [14]
+    assert differing(certify(there, key, 3, missed)[1]) == []

@@ -29,7 +29,7 @@ def test_a_step_has_the_state_that_was_kept_aside(
     assert again.difference is None
     assert (again.from_step, again.workers) == (max(kept, default=0), workers)
     assert again.compared == step - again.from_step
-    assert again.digest == digest(run, step)
+    assert again.state_digest == digest(run, step)
     assert {path: path.stat().st_mtime_ns for path in pruned.path.rglob("*")} == before
     assert list(checkpoints(again.run)) == [step]
     shutil.rmtree(pruned.path)

@@ -10,21 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from quorate.cli.options import (
-    RUNS,
-    Averaged,
-    Json,
-    Run,
-    Runs,
-    Task,
-    TrustJob,
-    Which,
-    Workers,
-    choose,
-    group_of_verbs,
-    to_file,
-)
+from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, TrustJob, Which, choose, group_of_verbs, to_file
 from quorate.cli.output import NONE, print_answer, print_document
+from quorate.cli.proof import recreate
 from quorate.core.errors import RequestError
 from quorate.observe.quantities import age, measure, size
 from quorate.storage.run_folder import RunFolder, why_untrusted
@@ -62,6 +50,9 @@ def checkpoints() -> None:
       quorate checkpoints recreate last --step 150
       quorate checkpoints rm last --checkpoint 100
     """
+
+
+app.command()(recreate)
 
 
 @app.command("ls")
@@ -164,55 +155,6 @@ def export(
     what = f"{done.tensors} tensors of step {done.step:,}{weights}, {size(done.bytes)}"
     sentence = f"{done.file}: {what}, as {'safetensors' if done.format is Format.SAFETENSORS else 'a torch file'}."
     print_answer(as_json, fields, sentence)
-
-
-@app.command()
-def recreate(
-    run: Run,
-    step: Annotated[int, typer.Option("--step", min=1, metavar="N", help="The step whose state is wanted.")],
-    workers: Workers = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="The run folder to make. By default RUN-step-N, beside the run."
-        ),
-    ] = None,
-    trust_job: TrustJob = False,
-    runs: Runs = RUNS,
-    as_json: Json = False,
-) -> None:
-    """Recreate the exact state of any step, also of one that no checkpoint was kept of.
-
-    The run is trained again from the nearest checkpoint before the step, or from the start, on any number of workers,
-    and compared with what it has recorded: losses, gradient norms, samples, metrics, and a checkpoint of the step if
-    one was kept. The result is a run folder of its own with a checkpoint of the step, to be exported, evaluated,
-    loaded or resumed; the run is not changed. Where something differs, the first step and what differs of it are
-    printed, and the exit code is 1.
-
-    \b
-    Examples:
-      quorate checkpoints recreate last --step 150
-      quorate checkpoints recreate digits-0001 --step 150 --workers 2 -o runs/digits-at-150
-    """
-    from quorate.api.recorded_run import run_argument, short_path
-    from quorate.api.tasks import refuse_others_task
-    from quorate.api.train import passing_on_signals, show_on_stderr
-    from quorate.proof.again import Trainer, recreate, workers_asked
-
-    folder = RunFolder.find(runs, run)
-    if not trust_job:
-        refuse_others_task(why_untrusted(runs, run, folder.path), folder)
-    with passing_on_signals():
-        again = recreate(Trainer(folder, show_on_stderr), step, output, workers_asked(workers))
-    how = f"from step {again.from_step:,} on {again.workers} workers"
-    lines = [f"{short_path(again.run.path)}: step {step:,} of {folder.name}, {how}", f"state {again.digest}"]
-    if again.difference is None:
-        lines.append(f"equal to what the run recorded: {again.compared:,} steps compared.")
-        lines.append(f"next: quorate checkpoints export {run_argument(again.run)} -o model.safetensors")
-    else:
-        lines.append(str(again.difference))
-    print_answer(as_json, {"run": folder.name, **again.document()}, "\n".join(lines))
-    raise typer.Exit(0 if again.difference is None else 1)
 
 
 @app.command()

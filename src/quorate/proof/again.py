@@ -1,4 +1,4 @@
-"""Training steps of a run again, in a run of their own, and holding them against what the first one recorded."""
+"""Steps of a run, trained again in a run of their own and held against what the first one recorded."""
 
 import contextlib
 import hashlib
@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from quorate.observe.event import Event, plain
 from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted
 from quorate.observe.jsonl import EventTail
 from quorate.spec.device import workers_here
-from quorate.spec.job import OWN_PLACE, JobSpec
+from quorate.spec.job import OWN_PLACE
 from quorate.spec.options import LocalSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.rules import checked_job
@@ -42,7 +42,7 @@ from quorate.supervisor.supervisor import Launch
 
 _OF_A_STEP = ("samples", "ledger", "skipped", "overflow", "dropped", "planned", "bad", "lanes", "tensors")
 _ALONE: dict[str, Any] = {"port": 0, "spares": 0, "min_workers": 1, "track": None, "notify": None, "callbacks": []}
-"""How a job runs that nobody else is told of."""
+_SPARING = {"every": None, "keep": 1, "keep_every": None, "to": [OWN_PLACE]}
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,14 @@ class Difference:
 
 
 class Record:
-    """What the events of a run say of its steps after `first` up to `last`, and of evaluations in between.
-
-    Steps before the first that the run has begun with (a branch) are not in its record, and are not compared.
-    """
+    """What the events of a run say of its steps after `first` up to `last`, and of evaluations in between. The steps
+    that a branch has behind it when it begins are not in its record, and are not compared."""
 
     def __init__(self, run: RunFolder, first: int, last: int) -> None:
-        self.compared = 0
+        self.compared = self.newest = 0
         self.difference: Difference | None = None
         self.evaluated: set[int] = set()
-        self.newest, self.begin = 0, last
+        self.begin = last
         self._told: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for event in EventTail(run.events_file):
             if isinstance(event, RunBegan):
@@ -82,15 +80,11 @@ class Record:
     def hold_against(self, event: Event) -> None:
         """Compare a step or an evaluation that was done again with every telling of it, to the last bit."""
         facts, step = facts_of(event), event.step
-        if not facts or step is None or step <= self.begin or self.difference is not None:
+        if not facts or step is None or not self.begin < step <= self.newest or self.difference is not None:
             return
-        told = self._told.get((event.kind, step), [])
-        if not told and isinstance(event, StepCompleted):
-            self.difference = Difference(step, {"step": (None, "done")})
-        for each in told:
-            if values := differing(each, facts):
-                self.difference = Difference(step, values)
-                return
+        told = self._told.get((event.kind, step), [{}] if isinstance(event, StepCompleted) else [])
+        values = next(filter(None, (differing(each, facts) for each in told)), None)
+        self.difference = None if values is None else Difference(step, values)
         self.compared += isinstance(event, StepCompleted)
 
 
@@ -106,34 +100,26 @@ def facts_of(event: Event) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Again:
-    """Steps that were trained again: the run that did it, with a checkpoint of the last one."""
+    """Steps that were trained again, by the run in a folder, which has a checkpoint of the last one."""
 
-    run: RunFolder
+    folder: str
     from_step: int
     step: int
     workers: int
-    digest: str
-    difference: Difference | None
+    state_digest: str
     compared: int
+    difference: Difference | None
+
+    @property
+    def run(self) -> RunFolder:
+        return RunFolder(Path(self.folder))
 
     def held_against(self, trainer: "Trainer", kept: CheckpointInfo) -> "Again":
         """The same, having compared the state with the checkpoint of this step that the run has kept."""
-        then = state_digest(trainer.folder, kept)
-        if self.difference is not None or then == self.digest:
+        then = state_digest(trainer.folder_of(trainer.run), kept)
+        if self.difference is not None or then == self.state_digest:
             return self
-        return replace(self, difference=Difference(self.step, {"state": (then, self.digest)}))
-
-    def document(self) -> dict[str, Any]:
-        """As verbs print it."""
-        return {
-            "folder": str(self.run.path),
-            "from_step": self.from_step,
-            "step": self.step,
-            "workers": self.workers,
-            "state_digest": self.digest,
-            "compared": self.compared,
-            "difference": None if self.difference is None else asdict(self.difference),
-        }
+        return replace(self, difference=Difference(self.step, {"state": (then, self.state_digest)}))
 
 
 @dataclass
@@ -150,61 +136,70 @@ class Trainer:
         refuse_unrepeatable(self.run, self.job.spec, "trained again")
         if self.run.stored is not None:
             raise RequestError(
-                f"run {self.run.name} is kept in {self.run.stored}: only those in a folder are repeated."
+                f"run {self.run.name} is kept in {self.run.stored}. Only those in a folder are repeated."
             )
 
-    @property
-    def folder(self) -> CheckpointFolder:
-        return CheckpointFolder.of_job(self.run.checkpoints, self.job.spec.checkpoint)
+    def folder_of(self, run: RunFolder) -> CheckpointFolder:
+        """The checkpoints of this run, or of one that has trained it again."""
+        return CheckpointFolder.of_job(run.checkpoints, self.job.spec.checkpoint)
 
     def whole_checkpoints(self) -> list[CheckpointInfo]:
         """Those of the run itself that can be read, by their steps; of two at one step the later."""
-        folder = self.folder
-        own = own_among(folder.list(), lambda info: why_foreign(info, self.job.spec))
-        found = {info.cursor.step: info for info in own}
-        return [info for _, info in sorted(found.items()) if _is_whole(folder, info)]
+        folder, found = self.folder_of(self.run), dict[int, CheckpointInfo]()
+        for info in own_among(folder.list(), lambda info: why_foreign(info, self.job.spec)):
+            with contextlib.suppress(CheckpointError):
+                folder.verify(info)
+                found[info.cursor.step] = info
+        return [found[step] for step in sorted(found)]
 
-    def to_step(self, start: CheckpointInfo | None, step: int, folder: Path, workers: int | None = None) -> Again:
+    def to_step(
+        self, start: CheckpointInfo | None, step: int, folder: Path, workers: int | None = None, *, ahead: int = 0
+    ) -> Again:
         """Train from a checkpoint, or from the start, to this step, in a new run at `folder`; stops at a difference.
-        Without `workers`, on as many as fit here."""
-        from_step = 0 if start is None else start.cursor.step
-        record = Record(self.run, from_step, step)
-        if step > record.newest:
-            raise RunError(f"run {self.run.name} has recorded no step {step:,}: its last is {record.newest:,}")
+        Without `workers`, on as many as fit here; and so many steps `ahead` of the last that was recorded."""
+        run, from_step = self.run, 0 if start is None else start.cursor.step
+        record = Record(run, from_step, step)
+        if step > record.newest + ahead:
+            raise RunError(f"run {run.name} has recorded no step {step:,}: its last is {record.newest:,}")
         if start is None and record.begin > 0 and not self.job.spec.lineage:
             raise RunError(
-                f"run {self.run.name} is a branch that began at step {record.begin:,} from a checkpoint of another run, "
-                f"and it has none of its own before step {step:,}. Keep more of them: checkpoint.every, checkpoint.keep"
+                f"run {run.name} is a branch that began at step {record.begin:,} with a checkpoint of another run, and "
+                f"has none of its own before step {step:,}. Keep more: `checkpoint.every`, `checkpoint.keep`"
             )
-        again = _made_run(folder, self.run.created - timedelta(microseconds=1))
+        if os.path.lexists(folder):
+            raise RequestError(f"{folder} is already there. Remove it, or name another folder with -o.")
+        again = RunFolder(folder.absolute())
+        again.make()
+        write_creation(again.path, run.created - timedelta(microseconds=1))  # so that `last` stays the run
         try:
-            begin = None if start is None else _copied(start, again)
-            used = self._train(again, begin, step, workers, record)
+            if start is not None:  # its own: one of another run would be taken for the beginning of a branch
+                start = replace(start, path=Path(shutil.copytree(start.path, again.checkpoints / start.path.name)))
+            used = self._train(again, start, step, workers, record)
+            kept = self.folder_of(again)
+            there = kept.list()
+            if record.difference is None and (not there or there[-1].cursor.step != step):
+                raise RunError(f"run {run.name} ends before step {step:,} when it is trained again")
         except BaseException as error:
             if not isinstance(error, JobFailed):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        kept = CheckpointFolder.of_job(again.checkpoints, self.job.spec.checkpoint)
-        there = kept.list()
-        if record.difference is None and (not there or there[-1].cursor.step != step):
-            raise RunError(f"run {self.run.name} ends before step {step:,} when it is trained again")
         for info in there[:-1]:
             kept.remove(info.path)
         digest = state_digest(kept, there[-1]) if there else ""
-        return Again(again, from_step, step, used, digest, record.difference, record.compared)
+        return Again(str(again.path), from_step, step, used, digest, record.compared, record.difference)
 
     def _train(
         self, again: RunFolder, begin: CheckpointInfo | None, step: int, workers: int | None, record: Record
     ) -> int:
         run, here = self.run, self._job_until(step)
-        place = find_task(run, here.spec.task)
+        place, environment = find_task(run, here.spec.task), recorded_environment(run, begin)
         again.write_job(job_text(here), is_private=is_private(here.spec))
         if micro_batches := run.read_micro_batches():
             again.write_micro_batches(micro_batches)
 
         def checking(launch: Launch, show: Show, accept: Accept, signals: Signals) -> Outcome:
             def accept_same(now: Prepared) -> None:
-                refuse_other_code(run, recorded_environment(run, begin), now, "Undo the change, and try again.")
+                refuse_other_code(run, environment, now, "Undo the change, and try again.")
                 accept(now)
 
             def look(event: Event) -> None:
@@ -215,9 +210,7 @@ class Trainer:
 
             return self.runner(launch, look, accept_same, signals)
 
-        rules = here.spec.checkpoint.model_copy(
-            update={"every": None, "keep": 1, "keep_every": None, "to": [OWN_PLACE]}
-        )
+        rules = here.spec.checkpoint.model_copy(update=_SPARING)
         spec = here.spec.model_copy(update=_ALONE | {"engine": LocalSpec(), "checkpoint": rules})
         here = replace(here, spec=checked_job(spec.model_dump() | {"workers": workers or "auto"}))
         with listening_to_signals() as signals:
@@ -228,9 +221,8 @@ class Trainer:
 
     def _job_until(self, step: int) -> ResolvedJob:
         """The job as long as it was when the step was trained: a schedule depends on that, and the last evaluation."""
-        after = next((info for info in self.folder.list() if info.cursor.step >= step), None)
-        saved: JobSpec | None = None if after is None else saved_job(after)
-        if saved is None:
+        after = next((info for info in self.folder_of(self.run).list() if info.cursor.step >= step), None)
+        if after is None or (saved := saved_job(after)) is None:
             return self.job
         length = {"steps": saved.steps, "epochs": saved.epochs}
         return replace(self.job, spec=self.job.spec.model_copy(update=length))
@@ -240,58 +232,28 @@ def recreate(trainer: Trainer, step: int, folder: Path | None = None, workers: i
     """The state of a step of a run, as a checkpoint of a new run: by default `RUN-step-N`, beside the run. It is held
     against the record of the run on the way and, where that has kept a checkpoint of this step, against it."""
     run, there = trainer.run, trainer.whole_checkpoints()
-    start = max((info for info in there if info.cursor.step < step), key=lambda info: info.cursor, default=None)
-    again = trainer.to_step(start, step, folder or run.path.with_name(f"{run.name}-step-{step}"), workers)
-    kept = next((info for info in there if info.cursor.step == step), None)
-    return again if kept is None else again.held_against(trainer, kept)
+    folder = folder or run.path.with_name(f"{run.name}-step-{step}")
+    again = trainer.to_step(nearest(there, step - 1), step, folder, workers)
+    kept = nearest(there, step)
+    return again if kept is None or kept.cursor.step != step else again.held_against(trainer, kept)
 
 
-def workers_asked(given: str | None) -> int | None:
-    """The number of workers that a flag asks for; None for as many as fit here."""
-    if given is None or given == "auto":
-        return None
-    if not given.isdecimal() or int(given) < 1:
-        raise RequestError(f"--workers: {given!r} is neither a number of at least 1 nor auto.")
-    return int(given)
-
-
-def _is_whole(folder: CheckpointFolder, info: CheckpointInfo) -> bool:
-    with contextlib.suppress(CheckpointError):
-        folder.verify(info)
-        return True
-    return False
-
-
-def _made_run(folder: Path, created: datetime) -> RunFolder:
-    """A new run folder; it counts as older than the run, so that `last` stays that one."""
-    if os.path.lexists(folder):
-        raise RequestError(f"{folder} is already there. Remove it, or name another folder with -o.")
-    again = RunFolder(folder.absolute())
-    again.make()
-    write_creation(again.path, created)
-    return again
-
-
-def _copied(start: CheckpointInfo, again: RunFolder) -> CheckpointInfo:
-    """As a checkpoint of the new run itself: one of another run would be taken for the beginning of a branch."""
-    path = again.checkpoints / start.path.name
-    shutil.copytree(start.path, path)
-    return replace(start, path=path)
+def nearest(infos: Sequence[CheckpointInfo], step: int) -> CheckpointInfo | None:
+    """The last of these that is not after a step; they are in order."""
+    return next((info for info in reversed(infos) if info.cursor.step <= step), None)
 
 
 def state_digest(folder: CheckpointFolder, info: CheckpointInfo) -> str:
     """Sha-256 of all that a checkpoint holds: weights, optimizers, schedules and progress, however it lies in files.
-
-    Two states that go on to the same bits have the same one.
-    """
+    Two states that go on to the same bits have the same one."""
     from quorate.checkpoint.tree import encode
     from quorate.replica.device import bytes_of
 
     state = folder.load(info).state
-    progress: Mapping[str, Any] = state["progress"]
     # One that was begun again after memory ran out knows beforehand from which step on it will.
-    past = [change for change in progress.get("micro_batches", ()) if change[0] <= info.cursor.step]
-    encoded = encode(state | {"progress": {**progress, "micro_batches": [list(change) for change in past]}})
+    known = state["progress"].get("micro_batches", ())
+    past = {"micro_batches": [list(change) for change in known if change[0] <= info.cursor.step]}
+    encoded = encode(state | {"progress": state["progress"] | past})
     digest = hashlib.sha256(json.dumps(encoded.skeleton, sort_keys=True).encode())
     for name, tensor in sorted(encoded.tensors.items()):
         digest.update(f"\n{name}|{tensor.dtype}|{tuple(tensor.shape)}\n".encode())

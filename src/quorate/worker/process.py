@@ -81,8 +81,10 @@ def start_log(assignment: Assignment) -> None:
 class Worker:
     """One worker process, from its assignment to its exit code."""
 
-    def __init__(self, assignment: Assignment, task_type: type[Task]) -> None:
-        self._assignment = assignment
+    def __init__(
+        self, assignment: Assignment, task_type: type[Task], on_error: Callable[[Exception], None] = lambda _: None
+    ) -> None:
+        self._assignment, self._on_error = assignment, on_error
         self._task_type = task_type
         self._spec = JobSpec.model_validate(assignment.job)
         self._run = assignment.stored
@@ -121,6 +123,11 @@ class Worker:
         # Loaders are told to end by the same signal, and do.
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
+    @property
+    def lane(self) -> int | None:
+        """The lane that is being computed."""
+        return self._activity.lane
+
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
         try:
@@ -155,6 +162,7 @@ class Worker:
             log.info("%s", reason)
             return LEFT
         except Exception as error:
+            self._on_error(error)
             trouble = self._trouble()
             code: int = trouble.told(error)
             self._checkpointer = trouble.checkpointer
