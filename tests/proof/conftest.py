@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from command import finished, undisturbed, used_workplace, workplace  # noqa: F401 (fixtures)
 from proof.proven_runs import trained
 from quorate.api.warm import WarmRunner
 from quorate.storage.run_folder import RunFolder

@@ -30,11 +30,14 @@ JOB: dict[str, Any] = {
 }
 
 
-def trained(runner: Runner, folder: Path, task: str = "Normed", **keys: Any) -> RunFolder:
+def trained(
+    runner: Runner, folder: Path, task: str = "Normed", *, until: int | None = None, **keys: Any
+) -> RunFolder:
     """Train a task of `same_bits_tasks`, or of another file, in a new run."""
     reference = task if ":" in task else f"{TASKS}:{task}"
-    fields = {**JOB, "task": reference, "runs": str(folder / "runs"), **keys}
-    done = session.start(resolve_mapping(fields, "test", {}, []), lambda _: NoDisplay(), runner)
+    given = {**JOB, "task": reference, "runs": str(folder / "runs"), **keys}
+    fields = {key: value for key, value in given.items() if value is not None}
+    done = session.start(resolve_mapping(fields, "test", {}, []), lambda _: NoDisplay(), runner, until=until)
     return RunFolder(Path(done.folder))
 
 

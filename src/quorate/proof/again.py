@@ -191,7 +191,7 @@ class Trainer:
     def _train(
         self, again: RunFolder, begin: CheckpointInfo | None, step: int, workers: int | None, record: Record
     ) -> int:
-        run, here = self.run, self._job_until(step)
+        run, here, stops = self.run, self._job_until(step), list[int]()
         place, environment = find_task(run, here.spec.task), recorded_environment(run, begin)
         again.write_job(job_text(here), is_private=is_private(here.spec))
         if micro_batches := run.read_micro_batches():
@@ -205,8 +205,9 @@ class Trainer:
             def look(event: Event) -> None:
                 show(event)
                 record.hold_against(event)
-                if record.difference is not None and not signals.received:
-                    signals.received.append(signal.SIGINT)  # what comes after it would say no more
+                if record.difference is not None and not stops:
+                    stops.append(signal.SIGINT)  # what comes after it would say no more
+                    signals.received.append(signal.SIGINT)
 
             return self.runner(launch, look, accept_same, signals)
 
@@ -214,8 +215,12 @@ class Trainer:
         spec = here.spec.model_copy(update=_ALONE | {"engine": LocalSpec(), "checkpoint": rules})
         here = replace(here, spec=checked_job(spec.model_dump() | {"workers": workers or "auto"}))
         with listening_to_signals() as signals:
-            start_in(again, here, Setup(place, self.watch, checking, until=step), begin)
-        if signals.received and record.difference is None:
+            try:
+                start_in(again, here, Setup(place, self.watch, checking, until=step), begin)
+            finally:
+                for own in stops:  # whoever listens to several runs hears the person alone
+                    signals.received.remove(own)
+        if signals.received:
             raise JobFailed(signals.failure(f"{signals.reason}; run {run.name} is as it was."))
         return workers_here(here.spec, usable_cores())
 

@@ -11,7 +11,7 @@ from quorate.api.debug import run_here
 from quorate.api.evaluate import scratch_folder
 from quorate.api.run_part import Accept, Show
 from quorate.coordinator.places import Outcome
-from quorate.core.errors import RequestError, RunError
+from quorate.core.errors import RequestError, RunError, UserCodeError
 from quorate.core.failure import JobFailed
 from quorate.proof.again import Again, Trainer, nearest
 from quorate.spec.job import RingSpec
@@ -56,8 +56,9 @@ class Debugger:
 
     def _on_error(self, error: Exception) -> None:
         if self.post_mortem:
-            print(f"{type(error).__name__}: {error}", flush=True)
-            pdb.post_mortem(error.__traceback__)
+            raised = (error.__cause__ or error) if isinstance(error, UserCodeError) else error
+            print(f"{type(raised).__name__}: {raised}", flush=True)
+            pdb.post_mortem(raised.__traceback__)
 
 
 def replay(trainer: Trainer, step: int, tell: Tell, *, debug: bool) -> Again:
