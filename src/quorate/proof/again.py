@@ -20,7 +20,7 @@ from quorate.api.run_part import Accept, Runner, Setup, Show, run_locally
 from quorate.api.session import is_private, start_in
 from quorate.api.tasks import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import own_among, saved_job, why_foreign
+from quorate.checkpoint.selection import own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.places import Outcome
 from quorate.core.errors import CheckpointError, RequestError, RunError
@@ -65,17 +65,27 @@ class Record:
         self.compared = self.newest = 0
         self.difference: Difference | None = None
         self.evaluated: set[int] = set()
-        self.begin = last
+        self.begun: list[RunBegan] = []
         self._told: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for event in EventTail(run.events_file):
             if isinstance(event, RunBegan):
-                self.begin = min(self.begin, event.from_step or 0)
+                self.begun.append(event)
             if (facts := facts_of(event)) and event.step is not None:
                 self.newest = max(self.newest, event.step)
                 if isinstance(event, EvaluationDone):
                     self.evaluated.add(event.step)
                 if first < event.step <= last:
                     self._told.setdefault((event.kind, event.step), []).append(facts)
+
+    @property
+    def begin(self) -> int:
+        """The step after which the run itself began."""
+        return min((each.from_step or 0 for each in self.begun), default=0)
+
+    def total_at(self, step: int) -> RunBegan | None:
+        """How long the job was when a step was trained, if it was made longer since."""
+        then = next((each for each in reversed(self.begun) if (each.from_step or 0) < step), None)
+        return None if then is None or then.total_steps == self.begun[-1].total_steps else then
 
     def hold_against(self, event: Event) -> None:
         """Compare a step or an evaluation that was done again with every telling of it, to the last bit."""
@@ -191,7 +201,7 @@ class Trainer:
     def _train(
         self, again: RunFolder, begin: CheckpointInfo | None, step: int, workers: int | None, record: Record
     ) -> int:
-        run, here, stops = self.run, self._job_until(step), list[int]()
+        run, here, stops = self.run, self._job_at(record.total_at(step)), list[int]()
         place, environment = find_task(run, here.spec.task), recorded_environment(run, begin)
         again.write_job(job_text(here), is_private=is_private(here.spec))
         if micro_batches := run.read_micro_batches():
@@ -224,13 +234,14 @@ class Trainer:
             raise JobFailed(signals.failure(f"{signals.reason}; run {run.name} is as it was."))
         return workers_here(here.spec, usable_cores())
 
-    def _job_until(self, step: int) -> ResolvedJob:
-        """The job as long as it was when the step was trained: a schedule depends on that, and the last evaluation."""
-        after = next((info for info in self.folder_of(self.run).list() if info.cursor.step >= step), None)
-        if after is None or (saved := saved_job(after)) is None:
+    def _job_at(self, then: RunBegan | None) -> ResolvedJob:
+        """The job as long as it was: a schedule depends on that, and the last evaluation."""
+        spec = self.job.spec
+        if then is None or then.total_steps is None:
             return self.job
-        length = {"steps": saved.steps, "epochs": saved.epochs}
-        return replace(self.job, spec=self.job.spec.model_copy(update=length))
+        epochs = then.total_steps // (then.steps_per_epoch or 1)
+        length = {"steps": then.total_steps} if spec.epochs is None else {"epochs": epochs}
+        return replace(self.job, spec=spec.model_copy(update=length))
 
 
 def recreate(trainer: Trainer, step: int, folder: Path | None = None, workers: int | None = None) -> Again:
