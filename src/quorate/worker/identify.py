@@ -2,18 +2,23 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quorate.data.fingerprint import Fingerprint
+from quorate.core.errors import QuorateError
+from quorate.core.processes import ask_child
+from quorate.data.fingerprint import Fingerprint, fingerprint
 from quorate.data.samples import Samples
 from quorate.data.whole_data import DataDigest, digest_of_all
+from quorate.replica.device import canary
 from quorate.spec.job import JobSpec
 from quorate.spec.meaning import LENGTH, meaning_of, params_of
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import read_identity, write_identity
 from quorate.task.source import imported_versions, task_source
-from quorate.task.task import HostedLoop, Task, overrides, parameters_of
+from quorate.task.task import HostedLoop, Task, configure, overrides, parameters_of
+from quorate.worker.assembly import build_samples, device_for
 
 _VERSIONS = frozenset({"python", "torch", "numpy", "quorate", "cuda", "cudnn"})
 _OF_THE_JOB = frozenset({"threads", "deterministic", "compiled"})
@@ -33,9 +38,10 @@ def identity_of(
     known = {name: value for name, value in machine.items() if name not in _OF_THE_JOB}
     if spec.compile != "auto" and known["device"] != "cpu":
         known["compile"] = str(spec.compile)
-    libraries = imported_versions(source) | data.libraries
-    whole = data.whole or DataDigest("", "no digest was taken")
+    whole = data.whole or DataDigest("", "unproven: no digest was taken")
     read = {"digest": whole.digest} if whole.digest else {"samples": data.samples}
+    # What decodes samples that the digest is not of.
+    libraries = imported_versions(source) | ({} if whole.digest.startswith("sha-256") else data.libraries)
     # As a job would write them, whether it does or leaves them at their defaults.
     params = json.loads(json.dumps({name: getattr(task, name) for name in parameters_of(task_type)}, default=repr))
     facts = {
@@ -49,10 +55,30 @@ def identity_of(
     knows = isinstance(task, HostedLoop) or Task.__dict__["total_steps"].was_asked
     return {
         "facts": facts,
-        "data": whole.in_words,
+        "data": whole.words,
         "data_seconds": round(whole.seconds, 3),
         "any_length": not (depends or knows),
     }
+
+
+def identity_in_child(task_type: type[Task], job: dict[str, Any], job_source: str) -> dict[str, Any] | None:
+    """What a worker of a job would find, in a process of its own; None where that fails, which a worker explains."""
+
+    def find() -> str:
+        spec = JobSpec.model_validate(job)
+        device = device_for(spec, 0)
+        device.pin(spec.threads, spec.deterministic)
+        try:
+            task = configure(task_type, spec.params, job_source, spec.seed, spec)
+            samples = build_samples(task, spec)
+            data = replace(fingerprint(samples), whole=whole_data(task, samples)())
+        except QuorateError:
+            return ""
+        machine = device.facts(spec.threads, spec.deterministic) | {"canary": canary(device)}
+        return json.dumps(identity_of(spec, 1, task, task_type, machine, data))
+
+    answer = ask_child(find)
+    return json.loads(answer.text) if answer.text else None
 
 
 def is_known(run: RunFolder, spec: JobSpec, workers: int) -> bool:
