@@ -64,13 +64,8 @@ class KnownRuns:
     def of(cls, spec: JobSpec, runs: Path, *, is_usual: bool = False) -> "KnownRuns | None":
         """Those in a folder of runs and in the searches there; None if there are none or the job does not ask for them.
         `is_usual`: it does unless it says otherwise."""
-        is_asked = is_usual if spec.reuse is None else spec.reuse
-        if (
-            not is_asked
-            or spec.lineage
-            or spec.engine.is_cluster
-            or not (spec.strategy.fixes_bits and spec.deterministic)
-        ):
+        is_fixed = spec.strategy.fixes_bits and spec.deterministic and not spec.lineage
+        if not (is_usual if spec.reuse is None else spec.reuse) or not is_fixed or spec.engine.is_cluster:
             return None
         wanted, params, name = _but_length(meaning_of(spec, 0)), params_of(spec.params), spec.task.rpartition(":")[2]
         likely = []

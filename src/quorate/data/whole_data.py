@@ -14,21 +14,18 @@ import numpy
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from quorate.core.digests import Buffer
 from quorate.core.errors import TaskError
 from quorate.core.user_code import building_code, given
 from quorate.data.datasets import columns_of, is_stream
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, Samples
 
-IN_MEMORY_BYTES = 2 << 30
+IN_MEMORY_BYTES = 1 << 30
 """Of tensors, arrays and lists that are in memory already."""
 IN_MEMORY_SAMPLES = 200_000
 """Of lists, whose samples are looked at one by one."""
 READ_BYTES, READ_SAMPLES = 64 << 20, 1_024
 """Of any other dataset, whose `[]` may take its time."""
-_ROWS = 65_536
-_REMEDY = "data_digest() of the task may return a digest of what they hold"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +47,18 @@ class _Unproven(Exception):  # noqa: N818 (a finding)
 def digest_of_all(samples: Samples, declared: Callable[[], Any] | None = None) -> DataDigest:
     """The digest of all samples of all sets; `declared` is the task's own `data_digest()`, if it has one."""
     began = time.perf_counter()
+    digest, words = _digest_of_all(samples, declared)
+    return DataDigest(digest, words, time.perf_counter() - began)
+
+
+def _digest_of_all(samples: Samples, declared: Callable[[], Any] | None) -> tuple[str, str]:
     if declared is not None:
         with building_code("data_digest()"):
             digest = declared()
         if digest is not None:
             if not isinstance(digest, str) or not digest:
                 raise TaskError(f"data_digest() returned {given(digest)}; return a digest as text, or None.")
-            return DataDigest(f"task:{digest}", "proven: by data_digest() of the task", time.perf_counter() - began)
+            return f"task:{digest}", "proven: by data_digest() of the task"
     total, count = hashlib.sha256(), 0
     try:
         for source, dataset in samples.datasets.items():
@@ -65,12 +67,10 @@ def digest_of_all(samples: Samples, declared: Callable[[], Any] | None = None) -
             total.update(f"{source.value} {len(dataset)} {content.hash.hexdigest()}\n".encode())
             count += content.bytes
     except _Unproven as why:
-        words = f"unproven: the {source.value} set {why}. data_digest() of the task may return a digest of the data"
-        return DataDigest("", words, time.perf_counter() - began)
-    kind, words = "sha-256", f"proven: sha-256 of all {count:,} bytes"
+        return "", f"unproven: the {source.value} set {why}. data_digest() of the task may return a digest of the data"
     if samples.shards:
-        kind, words = "index", "proven: the index of the shards has a digest (xxh3-128) of every byte"
-    return DataDigest(f"{kind}:{total.hexdigest()}", words, time.perf_counter() - began)
+        return f"index:{total.hexdigest()}", "proven: by the index of the shards (xxh3-128 of every byte)"
+    return f"sha-256:{total.hexdigest()}", f"proven: sha-256 of all {count:,} bytes"
 
 
 def _is_in_memory(dataset: Any) -> bool:
@@ -102,12 +102,7 @@ class _Content:
             self._most_bytes, self._most_samples = READ_BYTES, READ_SAMPLES
             self._add_samples(self._read, len(dataset))
         elif (columns := columns_of(dataset)) is not None:
-            count = len(dataset)
-            for tensor in columns.tensors:
-                self._begin(f"column {tensor.dtype} {(count, *tensor.shape[1:])}", count * tensor[0].nbytes)
-                for start in range(0, count, _ROWS):
-                    rows = slice(start, start + _ROWS)
-                    self.hash.update(_bytes(tensor[rows] if columns.rows is None else tensor[columns.rows[rows]]))
+            self._add_all("columns", [t if columns.rows is None else t[columns.rows] for t in columns.tensors])
         elif isinstance(dataset, torch.Tensor | numpy.ndarray):
             self.add(dataset)
         elif type(dataset) is ConcatDataset:
@@ -123,8 +118,7 @@ class _Content:
         for index in range(count):
             self.add(read(index))
 
-    def _read(self, index: int) -> Any:
-        """A sample before it is collated, seeded as for a fingerprint."""
+    def _read(self, index: int) -> Any:  # before it is collated, seeded as for a fingerprint
         answer = self._samples[Request(self._source, 0, (index,))]
         if not isinstance(answer, Batch) or answer.is_empty:
             raise _Unproven(f"cannot be read: sample {index}")
@@ -137,7 +131,8 @@ class _Content:
             if value.layout is not torch.strided or value.is_quantized:
                 raise _Unproven(f"has tensors of a layout that has no plain bytes ({value.layout})")
             self._begin(f"tensor {value.dtype} {tuple(value.shape)}", value.nbytes)
-            self.hash.update(_bytes(value))
+            plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            self.hash.update(plain.reshape(-1).view(torch.uint8).numpy().data)
         elif isinstance(value, numpy.ndarray | numpy.generic) and not value.dtype.hasobject:
             self._begin(f"array {value.dtype.descr} {value.shape}", value.nbytes)
             self.hash.update(value.tobytes())
@@ -167,8 +162,3 @@ class _Content:
         if self.bytes > self._most_bytes:
             raise _Unproven(f"has more than {self._most_bytes >> 20:,} MiB, and so much is not read for a digest")
         self.hash.update(f"{len(label)} {label} {size}\n".encode())
-
-
-def _bytes(tensor: torch.Tensor) -> Buffer:
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data

@@ -216,10 +216,9 @@ class ForkServer:
                 self._remain(self._task)
             self._task.check(message)
             self._task.finish_imports()
-            found = self._task.found(message)
+            found = replace(self._task.found(message), identity=self._identity(message))
             source = None if found.source is None else found.source.to_page()
-            told = {"facts": found.facts, "callbacks": found.callbacks, "identity": self._identity(message)}
-            self._messages.send(READY, source=source, pid=os.getpid(), **told)
+            self._messages.send(READY, **vars(found) | {"source": source, "pid": os.getpid()})
         except Exception as error:
             self._messages.send(FAILED, failure=unprepared(error).to_dict())
 
