@@ -5,6 +5,7 @@ data: what a job would be is found out by the process that prepares it, and only
 """
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from quorate.api.recorded_run import newest_checkpoint
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import QuorateError
+from quorate.core.regular_file import read_regular
 from quorate.history.identity import Identity
 from quorate.spec.job import JobSpec
 from quorate.spec.meaning import LENGTH, meaning_of, params_of
@@ -58,7 +60,7 @@ class KnownRuns:
     """The runs that may have been a job, as far as its file says."""
 
     spec: JobSpec
-    likely: tuple[tuple[RunFolder, Identity], ...]
+    likely: tuple[tuple[Path, Identity], ...]
 
     @classmethod
     def of(cls, spec: JobSpec, runs: Path, *, is_usual: bool = False) -> "KnownRuns | None":
@@ -70,12 +72,14 @@ class KnownRuns:
         wanted, params, name = _but_length(meaning_of(spec, 0)), params_of(spec.params), spec.task.rpartition(":")[2]
         likely = []
         for file in sorted([*runs.glob(f"*/{IDENTITY}"), *runs.glob(f"*/trials/*/{IDENTITY}")]):
-            identity = Identity.of_run(run := RunFolder(file.parent))
+            identity = None
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                identity = Identity.of_record(json.loads(read_regular(file)))
             if identity is None or not identity.is_proven or _but_length(identity.facts["job"]) != wanted:
                 continue
             theirs = identity.facts["task"]
             if theirs["class"] == name and {**theirs["params"], **params} == theirs["params"]:
-                likely.append((run, identity))
+                likely.append((file.parent, identity))
         return cls(spec, tuple(likely)) if likely else None
 
     def find(self, prepared: Mapping[str, Any] | None) -> Known | None:
@@ -83,13 +87,19 @@ class KnownRuns:
         now = Identity.of_record(prepared)
         if now is None or not now.is_proven:
             return None
-        found = [known for run, identity in self.likely if (known := self._known(run, identity, now)) is not None]
-        return max(found, key=lambda known: (known.is_complete, known.step), default=None)
+        others = {**now.facts, "job": {}}
+        alike = [each for each in self.likely if {**each[1].facts, "job": {}} == others]
+        found = []
+        for path, identity in sorted(alike, key=lambda each: each[1].digest != now.digest):
+            is_equal = identity.digest == now.digest
+            if is_equal or (identity.any_length and identity.prefix == now.prefix and _is_shorter(identity, now)):
+                known = self._known(RunFolder(path), now, is_equal)
+                if known is not None and known.is_complete:
+                    return known
+                found += [known] if known is not None else []
+        return max(found, key=lambda known: known.step, default=None)
 
-    def _known(self, run: RunFolder, identity: Identity, now: Identity) -> Known | None:
-        is_equal = identity.digest == now.digest
-        if not is_equal and not (identity.any_length and identity.prefix == now.prefix and _is_shorter(identity, now)):
-            return None
+    def _known(self, run: RunFolder, now: Identity, is_equal: bool) -> Known | None:
         # What memory has changed on the way is no fact of the job; nor is a run known that somebody is at work on.
         if run.stored is not None or run.holder() is not None or run.micro_batches_file.exists():
             return None
