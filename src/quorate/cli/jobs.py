@@ -63,6 +63,9 @@ def train(
     settings: Set = None,
     runs: NewRuns = None,
     detach: Detach = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Train anyway, also if the job says `reuse: true` and its result is known.")
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Run one worker in this process, for breakpoint() and debuggers.")
     ] = False,
@@ -96,7 +99,7 @@ def train(
         raise RequestError(f"--debug needs this terminal, and {'--detach' if detach else '--json'} does without it.")
 
     flags = {"workers": workers, "lanes": lanes, "steps": steps, "epochs": epochs, "seed": seed, "runs": runs}
-    resolved = job_of(job_file, settings, **flags)
+    resolved = job_of(job_file, [*(settings or ()), *(["reuse=false"] if fresh else ())], **flags)
     if detach:
         from quorate.api.detached import submit
 

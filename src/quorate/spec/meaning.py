@@ -9,7 +9,7 @@ from quorate.spec.keys import Mark
 
 LENGTH = ("steps", "epochs")
 """Until when is trained: a job of more steps goes through the states of a shorter one."""
-_NOT_HERE = frozenset({"task", "params", "device", "precision", "compile", "strategy", "loss_scale"})
+_NOT_HERE = frozenset({"task", "params", "device", "precision", "compile", "strategy"})
 # Secrets have few guesses now and then: each costs as much as this takes.
 _SCRYPT: dict[str, int] = {"n": 2**14, "r": 8, "p": 1}
 
@@ -19,14 +19,10 @@ def meaning_of(spec: JobSpec, workers: int) -> dict[str, Any]:
     params, and where and how precisely it computes."""
     dumped = spec.model_dump(mode="json")
     found = {key: value for key, value in dumped.items() if mark_of(key) is Mark.MEANING and key not in _NOT_HERE}
-    if spec.precision == "fp16":
-        found["loss_scale"] = dumped["loss_scale"]
     strategy = spec.strategy
     if strategy.fixes_bits:  # whoever adds up what the lanes have: the sums are the same
-        kind = {"kind": strategy.kind} if strategy.keeps_residuals else {}
-        found["strategy"] = kind | {
-            key: dumped["strategy"].get(key, value) for key, value in strategy.arithmetic.items()
-        }
+        found["strategy"] = {key: dumped["strategy"].get(key, value) for key, value in strategy.arithmetic.items()}
+        found["strategy"] |= {"kind": strategy.kind} if strategy.keeps_residuals else {}
     else:
         found |= {"strategy": dumped["strategy"], "workers": workers}
     return found

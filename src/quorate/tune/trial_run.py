@@ -21,6 +21,7 @@ from typing import Any
 
 from quorate.api import session
 from quorate.api.job import job_text
+from quorate.api.known_results import Known, KnownRuns
 from quorate.api.prints import Watch
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job
 from quorate.api.result import Result
@@ -152,7 +153,7 @@ class TrialRun:
 
     def _train(self, plan: Plan, signals: Signals, reports: "queue.SimpleQueue[Report]") -> None:
         try:
-            ending = self._ending(plan, signals, reports)
+            ending = self._ending_or_known(plan, signals, reports)
         except RunBusyError as error:
             ending = Report(plan.after, ending=BUSY, message=error.message)
         except QuorateError as error:
@@ -163,6 +164,15 @@ class TrialRun:
             ending = replace(ending, ending=NO_SPACE)
         if ending is not None:
             reports.put(ending)
+
+    def _ending_or_known(self, plan: Plan, signals: Signals, reports: "queue.SimpleQueue[Report]") -> Report | None:
+        """How the run has ended, or how another has that was the same: then the trial has what that one told."""
+        try:
+            return self._ending(plan, signals, reports)
+        except Known as known:
+            known.take_over(plan.folder)
+            plan.folder.write_result({**known.fields, "run": plan.run, "folder": str(plan.folder.path)})
+            return self._ending(plan, signals, reports)
 
     def _ending(self, plan: Plan, signals: Signals, reports: "queue.SimpleQueue[Report]") -> Report | None:
         """How the run has ended; None where it stands still at the step of the plan."""
@@ -213,7 +223,10 @@ class TrialRun:
             checkpoint = chosen_checkpoint(donor, recorded, plan.branch[1], job.spec.checkpoint)[1]
             job = with_branch(recorded, job, checkpoint.cursor.step)
         _make(run, job)
-        setup = Setup(TaskLocation(job.spec.task), watch, self._runner, plan.until)
+        known = None
+        if checkpoint is None and plan.until is None:
+            known = KnownRuns.of(job.spec, plan.trials.parent.parent, is_usual=True)
+        setup = Setup(TaskLocation(job.spec.task), watch, self._runner, plan.until, known=known)
         return session.start_in(run, job, setup, checkpoint)
 
 

@@ -1,20 +1,27 @@
 """What the identity of a run is made of, as a worker finds it and writes it into the run's folder."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quorate.data.fingerprint import Fingerprint
+from quorate.core.errors import QuorateError
+from quorate.core.processes import ask_child
+from quorate.data.fingerprint import Fingerprint, fingerprint
 from quorate.data.samples import Samples
 from quorate.data.whole_data import DataDigest, digest_of_all
+from quorate.replica.device import canary
+from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
 from quorate.spec.meaning import LENGTH, meaning_of, params_of
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import read_identity, write_identity
 from quorate.task.source import imported_versions, task_source
-from quorate.task.task import HostedLoop, Task, overrides, parameters_of
+from quorate.task.task import HostedLoop, Task, configure, overrides, parameters_of
+from quorate.worker.assembly import build_samples, device_for
 
+Content = dict[str, Any]
 _VERSIONS = frozenset({"python", "torch", "numpy", "quorate", "cuda", "cudnn"})
 _OF_THE_JOB = frozenset({"threads", "deterministic", "compiled"})
 
@@ -24,23 +31,29 @@ def whole_data(task: Task, samples: Samples) -> Callable[[], DataDigest]:
     return lambda: digest_of_all(samples, task.data_digest if overrides(task, "data_digest") else None)
 
 
-def identity_of(
-    spec: JobSpec, workers: int, task: Task, task_type: type[Task], machine: Mapping[str, str], data: Fingerprint
-) -> dict[str, Any]:
+def identity_of(workers: int, task: Task, replica: Replica, machine: Mapping[str, str], data: Fingerprint) -> Content:
     """What a run's `identity.json` holds; `machine` are the facts of its device, with the canary. Nothing in it depends
     on paths, names and how the job runs."""
-    source = task_source(task_type)
+    spec, source = replica.spec, task_source(type(task))
     known = {name: value for name, value in machine.items() if name not in _OF_THE_JOB}
     if spec.compile != "auto" and known["device"] != "cpu":
         known["compile"] = str(spec.compile)
-    libraries = imported_versions(source) | data.libraries
-    whole = data.whole or DataDigest("", "no digest was taken")
+    whole = data.whole or DataDigest("", "unproven: no digest was taken")
     read = {"digest": whole.digest} if whole.digest else {"samples": data.samples}
+    # What decodes samples that the digest is not of.
+    libraries = imported_versions(source) | ({} if whole.digest.startswith("sha-256") else data.libraries)
     # As a job would write them, whether it does or leaves them at their defaults.
-    params = json.loads(json.dumps({name: getattr(task, name) for name in parameters_of(task_type)}, default=repr))
+    params = json.loads(json.dumps({name: getattr(task, name) for name in parameters_of(type(task))}, default=repr))
+    # It may have read them from a file. Of a model in parts nobody has them all.
+    weights = replica.weights_digest() if replica.sharding is None else None
     facts = {
         "job": meaning_of(spec, workers),
-        "task": {"class": task_type.__name__, "source": source.digest, "params": params_of(params)},
+        "task": {
+            "class": type(task).__name__,
+            "source": source.digest,
+            "params": params_of(params),
+            "weights": weights,
+        },
         "versions": {name: value for name, value in known.items() if name in _VERSIONS} | libraries,
         "machine": {name: value for name, value in known.items() if name not in _VERSIONS},
         "data": read | {"layout": data.layout.partition(" ")[0]},
@@ -49,10 +62,30 @@ def identity_of(
     knows = isinstance(task, HostedLoop) or Task.__dict__["total_steps"].was_asked
     return {
         "facts": facts,
-        "data": whole.in_words,
+        "data": whole.words,
         "data_seconds": round(whole.seconds, 3),
         "any_length": not (depends or knows),
     }
+
+
+def identity_in_child(task_type: type[Task], job: dict[str, Any], job_source: str) -> Content | None:
+    """What a worker of a job would find, in a process of its own; None where that fails, which a worker explains."""
+
+    def find() -> str:
+        spec = JobSpec.model_validate(job)
+        device = device_for(spec, 0)
+        device.pin(spec.threads, spec.deterministic)
+        try:
+            task = configure(task_type, spec.params, job_source, spec.seed, spec)
+            replica, samples = Replica(task, spec, device), build_samples(task, spec)
+            data = replace(fingerprint(samples), whole=whole_data(task, samples)())
+        except QuorateError:
+            return ""
+        machine = device.facts(spec.threads, spec.deterministic) | {"canary": canary(device)}
+        return json.dumps(identity_of(1, task, replica, machine, data))
+
+    answer = ask_child(find)
+    return json.loads(answer.text) if answer.text else None
 
 
 def is_known(run: RunFolder, spec: JobSpec, workers: int) -> bool:
@@ -61,7 +94,7 @@ def is_known(run: RunFolder, spec: JobSpec, workers: int) -> bool:
     return bool(found.get("job") == meaning_of(spec, workers))
 
 
-def keep_identity(run: RunFolder, found: dict[str, Any], checkpoint: Path | None) -> None:
+def keep_identity(run: RunFolder, found: Content, checkpoint: Path | None) -> None:
     """Write down what the bits of a run depend on, before its first step.
 
     What begins from a checkpoint has an identity only if all before it was computed alike. `checkpoint` may be that of
@@ -79,16 +112,10 @@ def _why_unlike(earlier: Mapping[str, Any] | None, now: Mapping[str, Any], is_pa
     """Why the results of a run are not those of one that computes all of it as now; nothing if they are."""
     if earlier is None or "facts" not in earlier:
         return "whose identity is not known"
-    # What a part of a lineage was is said by the job that it is part of.
-    of_job = (("job",), ("task", "params")) if is_part else tuple(("job", key) for key in LENGTH)
-    kept = earlier["any_length"] or is_part
-    before, after = (_without(each["facts"], of_job) if kept else each["facts"] for each in (earlier, now))
-    other = [group for group in after if after[group] != before.get(group)]
+    then, after = earlier["facts"], now["facts"]
+    if is_part:  # of a lineage, which the job tells
+        then, after = ({**each, "job": {}, "task": each["task"]["source"]} for each in (then, after))
+    elif earlier["any_length"]:
+        then, after = ({**each, "job": each["job"] | dict.fromkeys(LENGTH)} for each in (then, after))
+    other = [group for group in after if after[group] != then.get(group)]
     return f"with another {' and another '.join(other)}" if other else ""
-
-
-def _without(facts: Mapping[str, Any], paths: Iterable[tuple[str, ...]]) -> dict[str, Any]:
-    left = {group: dict(values) for group, values in facts.items()}
-    for group, *key in paths:
-        left[group] = {name: value for name, value in left[group].items() if key and name not in key}
-    return left

@@ -304,7 +304,7 @@ class Worker:
         }
         if identifies:
             checkpoint = None if self._assignment.checkpoint is None else Path(self._assignment.checkpoint)
-            found = identity_of(spec, self._assignment.workers, task, self._task_type, machine, data)
+            found = identity_of(self._assignment.workers, task, replica, machine, data)
             keep_identity(self._run, found, checkpoint)
         # A part of a model computes nothing before the others are there; and a breakpoint in metrics() is for the
         # evaluations of the job.
