@@ -30,9 +30,7 @@ JOB: dict[str, Any] = {
 }
 
 
-def trained(
-    runner: Runner, folder: Path, task: str = "Normed", *, until: int | None = None, **keys: Any
-) -> RunFolder:
+def trained(runner: Runner, folder: Path, task: str = "Normed", *, until: int | None = None, **keys: Any) -> RunFolder:
     """Train a task of `same_bits_tasks`, or of another file, in a new run."""
     reference = task if ":" in task else f"{TASKS}:{task}"
     given = {**JOB, "task": reference, "runs": str(folder / "runs"), **keys}

@@ -212,7 +212,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (init, plan, find_lr, train, resume, tune),
     "Look": (runs, show, logs, report, top, diff, replay, trace),
     "Control": (resize, checkpoint, stop),
-    "Manage": (checkpoints, models, certify, key, track, clean),
+    "Manage": (checkpoints, models, key, track, certify, clean),
     "More": (evaluate, predict, data, chaos, doctor),
 }
 OLD_OUTPUTS = {"find-lr": "plot", "show": "plot", "trace": "chrome"}

@@ -83,7 +83,7 @@ def certify(
         raise RequestError("certify needs a run; or --verify with a certificate, with or without a run.")
     folder = None if run is None else RunFolder.find(runs, run)
     if verify is not None:
-        document, problems = problems_of(verify, folder and Trainer(folder, show_quietly))
+        document, problems = problems_of(verify, None if folder is None else Trainer(folder, show_quietly))
         _answer(document, verify, problems, as_json)
     folder = trusted(runs, str(run), trust_job)
     if key is None:

@@ -41,7 +41,8 @@ from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch
 
 _OF_A_STEP = ("samples", "ledger", "skipped", "overflow", "dropped", "planned", "bad", "lanes", "tensors")
-_ALONE: dict[str, Any] = {"port": 0, "spares": 0, "min_workers": 1, "track": None, "notify": None, "callbacks": []}
+_UNSEEN: dict[str, Any] = {"track": None, "notify": None, "callbacks": [], "reuse": False}
+_ALONE: dict[str, Any] = {"port": 0, "spares": 0, "min_workers": 1, "engine": LocalSpec(), **_UNSEEN}
 _SPARING = {"every": None, "keep": 1, "keep_every": None, "to": [OWN_PLACE]}
 
 
@@ -124,13 +125,6 @@ class Again:
     def run(self) -> RunFolder:
         return RunFolder(Path(self.folder))
 
-    def held_against(self, trainer: "Trainer", kept: CheckpointInfo) -> "Again":
-        """The same, having compared the state with the checkpoint of this step that the run has kept."""
-        then = state_digest(trainer.folder_of(trainer.run), kept)
-        if self.difference is not None or then == self.state_digest:
-            return self
-        return replace(self, difference=Difference(self.step, {"state": (then, self.state_digest)}))
-
 
 @dataclass
 class Trainer:
@@ -163,19 +157,19 @@ class Trainer:
         return [found[step] for step in sorted(found)]
 
     def to_step(
-        self, start: CheckpointInfo | None, step: int, folder: Path, workers: int | None = None, *, ahead: int = 0
+        self,
+        start: CheckpointInfo | None,
+        step: int,
+        folder: Path,
+        workers: int | None = None,
+        kept: CheckpointInfo | None = None,
+        ahead: int = 0,
     ) -> Again:
         """Train from a checkpoint, or from the start, to this step, in a new run at `folder`; stops at a difference.
-        Without `workers`, on as many as fit here; and so many steps `ahead` of the last that was recorded."""
+        Without `workers`, on as many as fit here. `kept` is what the run has of this step, if anything; and so many
+        steps `ahead` of the last that was recorded are allowed."""
         run, from_step = self.run, 0 if start is None else start.cursor.step
-        record = Record(run, from_step, step)
-        if step > record.newest + ahead:
-            raise RunError(f"run {run.name} has recorded no step {step:,}: its last is {record.newest:,}")
-        if start is None and record.begin > 0 and not self.job.spec.lineage:
-            raise RunError(
-                f"run {run.name} is a branch that began at step {record.begin:,} with a checkpoint of another run, and "
-                f"has none of its own before step {step:,}. Keep more: `checkpoint.every`, `checkpoint.keep`"
-            )
+        record = self._record(from_step, step, ahead)
         if os.path.lexists(folder):
             raise RequestError(f"{folder} is already there. Remove it, or name another folder with -o.")
         again = RunFolder(folder.absolute())
@@ -185,23 +179,39 @@ class Trainer:
             if start is not None:  # its own: one of another run would be taken for the beginning of a branch
                 start = replace(start, path=Path(shutil.copytree(start.path, again.checkpoints / start.path.name)))
             used = self._train(again, start, step, workers, record)
-            kept = self.folder_of(again)
-            there = kept.list()
+            made = self.folder_of(again)
+            there = made.list()
             if record.difference is None and (not there or there[-1].cursor.step != step):
                 raise RunError(f"run {run.name} ends before step {step:,} when it is trained again")
         except BaseException as error:
             if not isinstance(error, JobFailed):
                 shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):  # a job that is running removes checkpoints
+                raise RunError(f"cannot begin from a checkpoint of run {run.name}: {error}. Try again") from None
             raise
         for info in there[:-1]:
-            kept.remove(info.path)
-        digest = state_digest(kept, there[-1]) if there else ""
-        return Again(str(again.path), from_step, step, used, digest, record.compared, record.difference)
+            made.remove(info.path)
+        digest, difference = state_digest(made, there[-1]) if there else "", record.difference
+        if kept is not None and difference is None:
+            then = state_digest(self.folder_of(run), kept)
+            difference = None if then == digest else Difference(step, {"state": (then, digest)})
+        return Again(str(again.path), from_step, step, used, digest, record.compared, difference)
+
+    def _record(self, first: int, last: int, ahead: int) -> Record:
+        run, record = self.run, Record(self.run, first, last)
+        if last > record.newest + ahead:
+            raise RunError(f"run {run.name} has recorded no step {last:,}: its last is {record.newest:,}")
+        if first < record.begin and not self.job.spec.lineage:
+            raise RunError(
+                f"run {run.name} is a branch that began at step {record.begin:,} with a checkpoint of another run, and "
+                f"has none of its own before step {last:,}. Keep more: `checkpoint.every`, `checkpoint.keep`"
+            )
+        return record
 
     def _train(
         self, again: RunFolder, begin: CheckpointInfo | None, step: int, workers: int | None, record: Record
     ) -> int:
-        run, here, stops = self.run, self._job_at(record.total_at(step)), list[int]()
+        run, here, stops = self.run, self._job_at(record.total_at(step)), list[Signals]()
         place, environment = find_task(run, here.spec.task), recorded_environment(run, begin)
         again.write_job(job_text(here), is_private=is_private(here.spec))
         if micro_batches := run.read_micro_batches():
@@ -216,20 +226,20 @@ class Trainer:
                 show(event)
                 record.hold_against(event)
                 if record.difference is not None and not stops:
-                    stops.append(signal.SIGINT)  # what comes after it would say no more
+                    stops.append(signals)  # what comes after it would say no more
                     signals.received.append(signal.SIGINT)
 
             return self.runner(launch, look, accept_same, signals)
 
         rules = here.spec.checkpoint.model_copy(update=_SPARING)
-        spec = here.spec.model_copy(update=_ALONE | {"engine": LocalSpec(), "checkpoint": rules})
+        spec = here.spec.model_copy(update=_ALONE | {"checkpoint": rules})
         here = replace(here, spec=checked_job(spec.model_dump() | {"workers": workers or "auto"}))
         with listening_to_signals() as signals:
             try:
                 start_in(again, here, Setup(place, self.watch, checking, until=step), begin)
             finally:
-                for own in stops:  # whoever listens to several runs hears the person alone
-                    signals.received.remove(own)
+                for heard in stops:  # whoever listens to several runs hears the person alone
+                    heard.received.remove(signal.SIGINT)
         if signals.received:
             raise JobFailed(signals.failure(f"{signals.reason}; run {run.name} is as it was."))
         return workers_here(here.spec, usable_cores())
@@ -249,9 +259,8 @@ def recreate(trainer: Trainer, step: int, folder: Path | None = None, workers: i
     against the record of the run on the way and, where that has kept a checkpoint of this step, against it."""
     run, there = trainer.run, trainer.whole_checkpoints()
     folder = folder or run.path.with_name(f"{run.name}-step-{step}")
-    again = trainer.to_step(nearest(there, step - 1), step, folder, workers)
-    kept = nearest(there, step)
-    return again if kept is None or kept.cursor.step != step else again.held_against(trainer, kept)
+    kept = next((info for info in there if info.cursor.step == step), None)
+    return trainer.to_step(nearest(there, step - 1), step, folder, workers, kept)
 
 
 def nearest(infos: Sequence[CheckpointInfo], step: int) -> CheckpointInfo | None:

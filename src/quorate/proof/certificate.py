@@ -20,6 +20,7 @@ from quorate.observe.events import GenerationFormed
 from quorate.observe.jsonl import EventTail
 from quorate.proof.again import Again, Record, Trainer, facts_of, state_digest
 from quorate.storage.atomic import write_new_file
+from quorate.storage.run_folder import RunFolder
 
 try:
     from cryptography.exceptions import InvalidSignature
@@ -77,12 +78,11 @@ def certify(trainer: Trainer, key: Path, count: int | None, challenge: str = "")
     machine: dict[str, Any] = {}
     for turn, place in enumerate(range(len(ends)) if count is None else drawn(about, challenge, count)):
         with scratch_folder() as scratch:
-            start = ends[place - 1] if place else None
-            workers = numbers[turn % len(numbers)]
-            again = trainer.to_step(start, ends[place].cursor.step, scratch / run.name, workers)
-            machine = again.run.read_environment() or {}
-        found.append(again.held_against(trainer, ends[place]))
-    document = {
+            start, end = ends[place - 1] if place else None, ends[place]
+            folder, workers = scratch / run.name, numbers[turn % len(numbers)]
+            found.append(trainer.to_step(start, end.cursor.step, folder, workers, end))
+            machine = RunFolder(folder).read_environment() or {}
+    document: dict[str, Any] = {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "quorate": version("quorate"),
