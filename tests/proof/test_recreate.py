@@ -9,6 +9,7 @@ from proof.proven_runs import checkpoints, copied, edit_loss, trainer
 from quorate.api.warm import WarmRunner
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RequestError, RunError
+from quorate.history.identity import Identity
 from quorate.proof.again import recreate, state_digest
 from quorate.storage.run_folder import RunFolder
 
@@ -32,6 +33,7 @@ def test_a_step_has_the_state_that_was_kept_aside(
     assert again.state_digest == digest(run, step)
     assert {path: path.stat().st_mtime_ns for path in pruned.path.rglob("*")} == before
     assert list(checkpoints(again.run)) == [step]
+    assert (Identity.of_run(again.run) is None) == bool(kept), "a part of a run is no known result"
     shutil.rmtree(pruned.path)
 
 

@@ -37,6 +37,7 @@ from quorate.spec.options import LocalSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.rules import checked_job
 from quorate.storage.run_folder import RunFolder, write_creation
+from quorate.storage.run_notes import IDENTITY
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch
 
@@ -195,6 +196,8 @@ class Trainer:
         if kept is not None and difference is None:
             then = state_digest(self.folder_of(run), kept)
             difference = None if then == digest else Difference(step, {"state": (then, digest)})
+        if from_step or difference is not None:
+            (again.path / IDENTITY).unlink(missing_ok=True)  # no known result: it has not told of all its steps
         return Again(str(again.path), from_step, step, used, digest, record.compared, difference)
 
     def _record(self, first: int, last: int, ahead: int) -> Record:
