@@ -29,6 +29,7 @@ from quorate.api.run_part import Runner, Setup, run_on_engine
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, QuorateError, RunError
+from quorate.core.failure import JobFailed
 from quorate.core.runs_folder import is_run
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
@@ -202,7 +203,8 @@ class TrialRun:
 
     def _take_known(self, plan: Plan, signals: Signals) -> None:
         """Where a run of this or another search was the same, the trial begins with what that one has trained."""
-        with collecting_signals_into(signals):
+        known = None
+        with collecting_signals_into(signals), contextlib.suppress(JobFailed):  # a signal, which is heeded below
             known = known_run(plan.job, plan.trials.parent.parent, self._runner, is_usual=True)
         if known is not None:
             shutil.rmtree(plan.folder.path, ignore_errors=True)

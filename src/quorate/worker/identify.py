@@ -33,8 +33,7 @@ def whole_data(task: Task, samples: Samples) -> Callable[[], DataDigest]:
 
 
 def identity_of(workers: int, task: Task, replica: Replica, machine: Mapping[str, str], data: Fingerprint) -> Content:
-    """What a run's `identity.json` holds; `machine` are the facts of its device, with the canary. Nothing in it depends
-    on paths, names and how the job runs."""
+    """What a run's `identity.json` holds, without paths and names; `machine` are facts of its device."""
     spec, source = replica.spec, task_source(type(task))
     known = {name: value for name, value in machine.items() if name not in _OF_THE_JOB}
     if spec.compile != "auto" and known["device"] != "cpu":
@@ -46,27 +45,18 @@ def identity_of(workers: int, task: Task, replica: Replica, machine: Mapping[str
     # As a job would write them, whether it does or leaves them at their defaults.
     params = json.loads(json.dumps({name: getattr(task, name) for name in parameters_of(type(task))}, default=repr))
     # It may have read them from a file. Of a model in parts nobody has them all.
-    weights = replica.weights_digest() if replica.sharding is None else None
+    given = {"params": params_of(params), "weights": replica.weights_digest() if replica.sharding is None else None}
     facts = {
         "job": meaning_of(spec, workers),
-        "task": {
-            "class": type(task).__name__,
-            "source": source.digest,
-            "params": params_of(params),
-            "weights": weights,
-        },
+        "task": {"class": type(task).__name__, "source": source.digest, **given},
         "versions": {name: value for name, value in known.items() if name in _VERSIONS} | libraries,
         "machine": {name: value for name, value in known.items() if name not in _VERSIONS},
         "data": read | {"layout": data.layout.partition(" ")[0]},
     }
-    depends = spec.schedule is not None and spec.schedule.depends_on_length
-    knows = isinstance(task, HostedLoop) or Task.__dict__["total_steps"].was_asked
-    return {
-        "facts": facts,
-        "data": whole.words,
-        "data_seconds": round(whole.seconds, 3),
-        "any_length": not (depends or knows),
-    }
+    knows_length = isinstance(task, HostedLoop) or Task.__dict__["total_steps"].was_asked
+    any_length = not (knows_length or (spec.schedule is not None and spec.schedule.depends_on_length))
+    seconds = round(whole.seconds, 3)
+    return {"facts": facts, "data": whole.words, "data_seconds": seconds, "any_length": any_length}
 
 
 def identity_in_child(task_type: type[Task], job: dict[str, Any], job_source: str) -> Content | None:
