@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from command import Done, Workplace
-from quorate.api.known_results import Known, KnownRuns
+from quorate.api.known_results import Known, best_known, known_run, likely_runs
+from quorate.api.run_part import run_locally
 from quorate.history.identity import Identity
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_job
+from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.run_folder import RunFolder, write_creation
 from quorate.storage.run_notes import read_identity, write_identity
 from schemas import validate
@@ -43,8 +45,8 @@ def test_what_is_known_is_not_trained_again(workplace: Workplace) -> None:
     workplace.task.write_text(f"{workplace.task.read_text()}\n# a word\n")
     known = train(workplace, name="other", checkpoint={"every": 3})
     assert known.document == {**first, "reused_from": "tiny-0001"}
-    assert "run tiny-0001 is known and its result is this job's" in known.stderr
-    assert "job, code, versions, machine and data are the same (identity " in known.stderr
+    told = workplace.train("--workers", "1", "--quiet")
+    assert "known       all, by run tiny-0001 of the same code, versions, machine and data" in told.stdout + told.stderr
     assert runs(workplace) == ["tiny-0001"]
     assert before == sorted(workplace.folder.joinpath("runs", "tiny-0001").rglob("*"))
 
@@ -55,7 +57,6 @@ def test_what_is_known_is_not_trained_again(workplace: Workplace) -> None:
 
     shown = workplace.run("show", "tiny-0001", "--json").document
     validate("show", shown)
-    assert shown["identity"]["digest"][:12] in known.stderr
     assert "data proven: sha-256 of all" in workplace.run("show", "tiny-0001").stdout
 
 
@@ -64,7 +65,6 @@ def test_a_longer_job_continues_what_is_known_to_the_same_bits(workplace: Workpl
     longer = train(workplace, steps=10)
     assert (longer.document["run"], longer.document["from_step"]) == ("tiny-0002", 6)
     assert longer.document["reused_from"] == short["run"]
-    assert "run tiny-0001 is known and it is continued from step 6" in longer.stderr
     fresh = train(workplace, "--fresh", steps=10).document
     assert fresh["from_step"] == 0
     for field in ("weights_digest", "final_metrics", "best", "ledger", "steps"):
@@ -111,7 +111,7 @@ def test_a_run_that_was_resumed_with_other_versions_has_no_identity(workplace: W
     done = workplace.run("resume", "last", "--steps", "6", "--workers", "1", "--quiet")
     assert done.code == 0, done.stderr
     assert Identity.of_run(run) is None
-    assert read_identity(run) == {"unknown": "it goes on from tiny-0001, with another versions"}
+    assert read_identity(run) == {"unknown": "it goes on from tiny-0001, of which these were others: versions"}
 
 
 # --- asked of many runs
@@ -130,43 +130,59 @@ def thousand(tmp_path: Path, finished: Path) -> tuple[JobSpec, Path]:
         task = {**found["facts"]["task"], "params": {"learning_rate": number / 1_000}}
         write_identity(run, {**found, "facts": {**found["facts"], "task": task}})
     shutil.copytree(finished / "runs" / "tiny-0001" / "checkpoints", run.path / "checkpoints", dirs_exist_ok=True)
+    run.write_job(dump_job(ResolvedJob(spec, {}, "job")))
     run.write_result(json.loads((finished / "runs" / "tiny-0001" / "result.json").read_text()))
     return spec.model_copy(update={"params": {"learning_rate": 1.0}, "reuse": True}), tmp_path
 
 
+def asked(spec: JobSpec, folder: Path) -> Known | None:
+    """What is known of the job, if it is as the last run says."""
+    now = Identity.of_run(RunFolder(folder / "tiny-1000"))
+    assert now is not None
+    return best_known(spec, likely_runs(spec, folder), now)
+
+
 def test_a_thousand_runs_are_asked_in_half_a_second(thousand: tuple[JobSpec, Path]) -> None:
     spec, folder = thousand
-    newest = read_identity(RunFolder(folder / "tiny-1000"))
-    began = time.process_time()
-    known = KnownRuns.of(spec, folder)
-    assert known is not None
-    found = known.find(newest)
-    seconds = time.process_time() - began
-    assert isinstance(found, Known) and found.is_complete and found.run.name == "tiny-1000"
-    assert seconds <= 0.5
+    for params in ({"learning_rate": 1.0}, {}):  # the second says nothing that would tell them apart
+        began = time.process_time()
+        found = asked(spec.model_copy(update={"params": params}), folder)
+        seconds = time.process_time() - began
+        assert found is not None and found.is_complete and found.run.name == "tiny-1000"
+        assert seconds <= 0.5
 
 
 @pytest.mark.parametrize("change", [{"reuse": None}, {"reuse": False}, {"deterministic": False}, {"seed": 9}])
 def test_who_need_not_be_asked_is_not(thousand: tuple[JobSpec, Path], change: dict[str, Any]) -> None:
+    """Nothing is imported or read, that is: there is no task."""
     spec, folder = thousand
-    assert KnownRuns.of(spec.model_copy(update=change), folder) is None
+    changed = spec.model_copy(update=change)
+    assert known_run(ResolvedJob(changed, {}, "job"), folder, run_locally) is None
 
 
-@pytest.mark.parametrize("missing", ["checkpoints", "result.json"])
+@pytest.mark.parametrize("missing", ["checkpoints", "result.json", "job.yaml"])
 def test_a_run_that_has_lost_what_it_came_to_is_no_answer(thousand: tuple[JobSpec, Path], missing: str) -> None:
     spec, folder = thousand
-    run = RunFolder(folder / "tiny-1000")
-    known = KnownRuns.of(spec, folder)
-    assert known is not None
-    shutil.rmtree(run.path / missing) if missing == "checkpoints" else run.result_file.unlink()
-    found = known.find(read_identity(run))
+    lost = folder / "tiny-1000" / missing
+    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+    found = asked(spec, folder)
     assert found is None or not found.is_complete
 
 
 def test_a_run_under_way_is_no_answer(thousand: tuple[JobSpec, Path]) -> None:
     spec, folder = thousand
+    with RunFolder(folder / "tiny-1000").lock():
+        assert asked(spec, folder) is None
+
+
+def test_a_resume_to_more_steps_that_was_refused_makes_no_answer_of_the_shorter_run(
+    thousand: tuple[JobSpec, Path],
+) -> None:
+    spec, folder = thousand
     run = RunFolder(folder / "tiny-1000")
-    known = KnownRuns.of(spec, folder)
-    assert known is not None
-    with run.lock():
-        assert known.find(read_identity(run)) is None
+    found = read_identity(run)
+    assert found is not None
+    found["facts"]["job"]["steps"] = 100
+    write_identity(run, found)
+    known = asked(spec.model_copy(update={"steps": 100}), folder)
+    assert known is not None and not known.is_complete

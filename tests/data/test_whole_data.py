@@ -59,7 +59,7 @@ MAKES: dict[str, Callable[[torch.Tensor], Any]] = {
     "tensors": TensorDataset,
     "half precision": lambda tensor: TensorDataset(tensor.bfloat16()),
     "a part": lambda tensor: Subset(TensorDataset(tensor), range(1, 5)),
-    "a part of a list": lambda tensor: Subset(list(tensor), [4, 3, 2]),
+    "a part of a list": lambda tensor: Subset(list(tensor), [4, 3, 2]),  # type: ignore[arg-type]
     "parts": lambda tensor: ConcatDataset([TensorDataset(tensor[:2]), TensorDataset(tensor[2:])]),
     "one's own": lambda tensor: Own([{"row": row, "name": "a"} for row in tensor]),
     "records": lambda tensor: Own([Point(*map(float, row)) for row in tensor]),

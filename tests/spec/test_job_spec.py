@@ -40,6 +40,7 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
         "encrypt",
         "capture",
         "overlap",
+        "reuse",
         "check_gradients",
         "audit",
         "record",

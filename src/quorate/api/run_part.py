@@ -10,7 +10,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from quorate.api.known_results import KnownRuns
 from quorate.api.prints import RunStart, Watch, WithPrints
 from quorate.api.recorded_run import remains_of, run_argument, short_path
 from quorate.api.result import Result
@@ -105,15 +104,13 @@ def refuse_cluster(spec: JobSpec, what: str) -> None:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run is trained here: by its task at a place, shown to whom, run by what, and up to which step; `known` are
-    the runs that may have been the same job."""
+    """How a run is trained here: by its task at a place, shown to whom, run by what, and up to which step."""
 
     place: TaskLocation
     watch: Watch
     runner: Runner
     until: int | None = None
     notices: tuple[str, ...] = ()
-    known: KnownRuns | None = None
 
 
 @dataclass
@@ -254,7 +251,6 @@ class Part:
             task=place.reference,
             search_path=place.search_path,
             events_from=events_from,
-            identifies=self.setup.known is not None,
         )
         try:
             return self.setup.runner(launch, show, self._accept, signals)
@@ -266,10 +262,6 @@ class Part:
             self._display.handle(Round(is_last=True))
 
     def _accept(self, prepared: Prepared) -> None:
-        known = None if self.setup.known is None else self.setup.known.find(prepared.identity)
-        if known is not None:
-            self._say(str(known))
-            raise known
         self.accept(prepared)
         if prepared.callbacks:
             from quorate.api.callbacks import CallbackServer, load_callbacks

@@ -14,7 +14,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from quorate.api.job import job_text
-from quorate.api.known_results import REUSED, Known, KnownRuns
 from quorate.api.prints import Watch
 from quorate.api.recorded_run import (
     newest_checkpoint,
@@ -85,9 +84,7 @@ def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_on_engine, *
         with listening_to_signals() as signals:
             resolved, notice = with_batch_found(resolved, setup.place, signals)
         setup = replace(setup, notices=(notice,))
-    folder = Path(resolved.spec.runs)
-    known = KnownRuns.of(resolved.spec, folder) if until is None else None
-    return _train_in_new_run(resolved, folder, replace(setup, known=known), None)
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), setup, None)
 
 
 def resume(
@@ -241,9 +238,6 @@ def _train_in_new_run(resolved: ResolvedJob, folder: Path, setup: Setup, checkpo
                     told = f"{run.name} lies in {run.path.parent}: the nearest folder above that has runs"
                     setup = replace(setup, notices=(*setup.notices, told))
                 return _begin(run, resolved, setup, signals, checkpoint)
-            except Known as known:
-                shutil.rmtree(run.path, ignore_errors=True)
-                return Result.of(known.run, known.fields)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
                 if not CheckpointFolder.at(run.checkpoints).list() and not _has_trained_parts(run):
@@ -259,7 +253,7 @@ def _begin(
     checkpoint: CheckpointInfo | None = None,
 ) -> Result:
     """Train the first part of a run, after those of its lineage; a branch, which begins from a checkpoint, has that
-    behind it. Raises Known where another run is complete that was the same."""
+    behind it."""
 
     def train(folder: RunFolder, job: ResolvedJob, checkpoint: CheckpointInfo | None, setup: Setup) -> Result:
         def record(now: Prepared) -> None:
@@ -277,14 +271,7 @@ def _begin(
         if isinstance(begin, Result):
             return begin
         checkpoint = begin
-    try:
-        return train(run, resolved, checkpoint, setup)
-    except Known as known:
-        if known.is_complete:
-            raise
-        result = train(run, resolved, known.begin_in(run, resolved.spec), replace(setup, known=None))
-        run.write_result(fields := {**result.fields, REUSED: known.run.name})
-        return Result.of(run, fields)
+    return train(run, resolved, checkpoint, setup)
 
 
 def _lineage_folder(run: RunFolder) -> Path:

@@ -93,7 +93,6 @@ def train(
       quorate train job.yaml --detach
       quorate train job.yaml --debug
     """
-    from quorate.api import session
 
     if debug and (detach or as_json):
         raise RequestError(f"--debug needs this terminal, and {'--detach' if detach else '--json'} does without it.")
@@ -112,7 +111,9 @@ def train(
         restart_as_worker()
         result = start_here(resolved, watch)
     else:
-        result = session.start(resolved, watch)
+        from quorate.api.known_results import start
+
+        result = start(resolved, watch)
     report(result, as_json)
 
 

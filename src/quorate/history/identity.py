@@ -50,8 +50,7 @@ class Identity:
     def prefix(self) -> str:
         """The same without the length of the job: whose is equal goes through the same states, if `any_length` of the
         one that was trained says so."""
-        job = {key: value for key, value in self.facts.get("job", {}).items() if key not in LENGTH}
-        return _digest({**self.facts, "job": job})
+        return _digest({**self.facts, "job": self.facts.get("job", {}) | dict.fromkeys(LENGTH)})
 
     @property
     def is_proven(self) -> bool:

@@ -100,12 +100,17 @@ IDENTITY = "identity.json"
 
 
 def write_identity(run: RunFolder, found: Mapping[str, Any]) -> None:
-    """Keep what a run's identity is made of; for all hosts of a run that is kept in an object store."""
+    """Keep what a run's identity is made of, for all its hosts. Where there is no room for it there is none: an earlier
+    one would be wrong."""
     text = f"{json.dumps(found, indent=1)}\n"
-    if run.stored is not None:
-        run.stored.put(IDENTITY, text.encode())
-    else:
-        write_atomically(run.path / IDENTITY, text)
+    try:
+        if run.stored is not None:
+            run.stored.put(IDENTITY, text.encode())
+        else:
+            write_atomically(run.path / IDENTITY, text)
+    except (OSError, StoreError):
+        with contextlib.suppress(OSError, StoreError):
+            (run.path / IDENTITY).unlink() if run.stored is None else run.stored.remove(IDENTITY)
 
 
 def read_identity(run: RunFolder) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from quorate.api import session
 from quorate.api.job import job_text
-from quorate.api.known_results import Known, KnownRuns
+from quorate.api.known_results import known_run
 from quorate.api.prints import Watch
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job
 from quorate.api.result import Result
@@ -29,6 +29,7 @@ from quorate.api.run_part import Runner, Setup, run_on_engine
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, QuorateError, RunError
+from quorate.core.failure import JobFailed
 from quorate.core.runs_folder import is_run
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
@@ -153,7 +154,7 @@ class TrialRun:
 
     def _train(self, plan: Plan, signals: Signals, reports: "queue.SimpleQueue[Report]") -> None:
         try:
-            ending = self._ending_or_known(plan, signals, reports)
+            ending = self._ending(plan, signals, reports)
         except RunBusyError as error:
             ending = Report(plan.after, ending=BUSY, message=error.message)
         except QuorateError as error:
@@ -165,19 +166,12 @@ class TrialRun:
         if ending is not None:
             reports.put(ending)
 
-    def _ending_or_known(self, plan: Plan, signals: Signals, reports: "queue.SimpleQueue[Report]") -> Report | None:
-        """How the run has ended, or how another has that was the same: then the trial has what that one told."""
-        try:
-            return self._ending(plan, signals, reports)
-        except Known as known:
-            known.take_over(plan.folder)
-            plan.folder.write_result({**known.fields, "run": plan.run, "folder": str(plan.folder.path)})
-            return self._ending(plan, signals, reports)
-
     def _ending(self, plan: Plan, signals: Signals, reports: "queue.SimpleQueue[Report]") -> Report | None:
         """How the run has ended; None where it stands still at the step of the plan."""
         run = plan.folder
         _await_lock(run, signals)
+        if not is_run(run.path) and plan.branch is None and plan.until is None:
+            self._take_known(plan, signals)
         known = is_run(run.path)
         saved = CheckpointFolder.at(run.checkpoints).list() if known else ()
         result = (run.whole_result() or {}) if known else {}
@@ -207,6 +201,16 @@ class TrialRun:
             )
         return None
 
+    def _take_known(self, plan: Plan, signals: Signals) -> None:
+        """Where a run of this or another search was the same, the trial begins with what that one has trained."""
+        known = None
+        with collecting_signals_into(signals), contextlib.suppress(JobFailed):  # a signal, which is heeded below
+            known = known_run(plan.job, plan.trials.parent.parent, self._runner, is_usual=True)
+        if known is not None:
+            shutil.rmtree(plan.folder.path, ignore_errors=True)
+            _make(plan.folder, plan.job)
+            known.take_over(plan.folder, plan.job)
+
     def _start(self, plan: Plan, is_resumed: bool, watch: Watch) -> Result:
         run = plan.folder
         if is_resumed:
@@ -223,10 +227,7 @@ class TrialRun:
             checkpoint = chosen_checkpoint(donor, recorded, plan.branch[1], job.spec.checkpoint)[1]
             job = with_branch(recorded, job, checkpoint.cursor.step)
         _make(run, job)
-        known = None
-        if checkpoint is None and plan.until is None:
-            known = KnownRuns.of(job.spec, plan.trials.parent.parent, is_usual=True)
-        setup = Setup(TaskLocation(job.spec.task), watch, self._runner, plan.until, known=known)
+        setup = Setup(TaskLocation(job.spec.task), watch, self._runner, plan.until)
         return session.start_in(run, job, setup, checkpoint)
 
 

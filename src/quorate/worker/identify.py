@@ -20,6 +20,7 @@ from quorate.storage.run_notes import read_identity, write_identity
 from quorate.task.source import imported_versions, task_source
 from quorate.task.task import HostedLoop, Task, configure, overrides, parameters_of
 from quorate.worker.assembly import build_samples, device_for
+from quorate.worker.assignment import Assignment
 
 Content = dict[str, Any]
 _VERSIONS = frozenset({"python", "torch", "numpy", "quorate", "cuda", "cudnn"})
@@ -32,8 +33,7 @@ def whole_data(task: Task, samples: Samples) -> Callable[[], DataDigest]:
 
 
 def identity_of(workers: int, task: Task, replica: Replica, machine: Mapping[str, str], data: Fingerprint) -> Content:
-    """What a run's `identity.json` holds; `machine` are the facts of its device, with the canary. Nothing in it depends
-    on paths, names and how the job runs."""
+    """What a run's `identity.json` holds, without paths and names; `machine` are facts of its device."""
     spec, source = replica.spec, task_source(type(task))
     known = {name: value for name, value in machine.items() if name not in _OF_THE_JOB}
     if spec.compile != "auto" and known["device"] != "cpu":
@@ -45,27 +45,18 @@ def identity_of(workers: int, task: Task, replica: Replica, machine: Mapping[str
     # As a job would write them, whether it does or leaves them at their defaults.
     params = json.loads(json.dumps({name: getattr(task, name) for name in parameters_of(type(task))}, default=repr))
     # It may have read them from a file. Of a model in parts nobody has them all.
-    weights = replica.weights_digest() if replica.sharding is None else None
+    given = {"params": params_of(params), "weights": replica.weights_digest() if replica.sharding is None else None}
     facts = {
         "job": meaning_of(spec, workers),
-        "task": {
-            "class": type(task).__name__,
-            "source": source.digest,
-            "params": params_of(params),
-            "weights": weights,
-        },
+        "task": {"class": type(task).__name__, "source": source.digest, **given},
         "versions": {name: value for name, value in known.items() if name in _VERSIONS} | libraries,
         "machine": {name: value for name, value in known.items() if name not in _VERSIONS},
         "data": read | {"layout": data.layout.partition(" ")[0]},
     }
-    depends = spec.schedule is not None and spec.schedule.depends_on_length
-    knows = isinstance(task, HostedLoop) or Task.__dict__["total_steps"].was_asked
-    return {
-        "facts": facts,
-        "data": whole.words,
-        "data_seconds": round(whole.seconds, 3),
-        "any_length": not (depends or knows),
-    }
+    knows_length = isinstance(task, HostedLoop) or Task.__dict__["total_steps"].was_asked
+    any_length = not (knows_length or (spec.schedule is not None and spec.schedule.depends_on_length))
+    seconds = round(whole.seconds, 3)
+    return {"facts": facts, "data": whole.words, "data_seconds": seconds, "any_length": any_length}
 
 
 def identity_in_child(task_type: type[Task], job: dict[str, Any], job_source: str) -> Content | None:
@@ -88,34 +79,25 @@ def identity_in_child(task_type: type[Task], job: dict[str, Any], job_source: st
     return json.loads(answer.text) if answer.text else None
 
 
-def is_known(run: RunFolder, spec: JobSpec, workers: int) -> bool:
-    """Whether another worker of this part of the run has written it: to replace that one nobody reads all data."""
-    found = (read_identity(run) or {}).get("facts", {})
-    return bool(found.get("job") == meaning_of(spec, workers))
+def identifies_run(assignment: Assignment, spec: JobSpec) -> bool:
+    """Whether this worker writes the identity down: the first one, and who replaces it only if it has not done so."""
+    if assignment.slot or not assignment.mode.is_training:
+        return False
+    known = (read_identity(assignment.stored) or {}).get("facts", {}) if assignment.is_replacement else {}
+    return bool(known.get("job") != meaning_of(spec, assignment.workers))
 
 
-def keep_identity(run: RunFolder, found: Content, checkpoint: Path | None) -> None:
+def keep_identity(run: RunFolder, found: Content, checkpoint: str | None) -> None:
     """Write down what the bits of a run depend on, before its first step.
 
-    What begins from a checkpoint has an identity only if all before it was computed alike. `checkpoint` may be that of
-    another run.
+    What begins from a checkpoint has an identity only if all before it, in whichever run, was computed alike.
     """
     if checkpoint is not None:
-        begun = RunFolder(checkpoint.parent.parent)
-        why = _why_unlike(read_identity(begun), found, is_part=run.path in begun.path.parents)
-        if why:
-            found = {"unknown": f"it goes on from {begun.name}, {why}"}
+        begun = RunFolder(Path(checkpoint).parent.parent)
+        earlier = read_identity(begun) or {}
+        length = dict.fromkeys(LENGTH if earlier.get("any_length") else ())
+        now, then = found["facts"], earlier.get("facts", {"job": {}})
+        then, now = ({**each, "job": each["job"] | length} for each in (then, now))
+        if other := [group for group in now if now[group] != then.get(group)]:
+            found = {"unknown": f"it goes on from {begun.name}, of which these were others: {', '.join(other)}"}
     write_identity(run, found)
-
-
-def _why_unlike(earlier: Mapping[str, Any] | None, now: Mapping[str, Any], is_part: bool) -> str:
-    """Why the results of a run are not those of one that computes all of it as now; nothing if they are."""
-    if earlier is None or "facts" not in earlier:
-        return "whose identity is not known"
-    then, after = earlier["facts"], now["facts"]
-    if is_part:  # of a lineage, which the job tells
-        then, after = ({**each, "job": {}, "task": each["task"]["source"]} for each in (then, after))
-    elif earlier["any_length"]:
-        then, after = ({**each, "job": each["job"] | dict.fromkeys(LENGTH)} for each in (then, after))
-    other = [group for group in after if after[group] != then.get(group)]
-    return f"with another {' and another '.join(other)}" if other else ""

@@ -56,7 +56,7 @@ from quorate.worker.assembly import (
 from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
-from quorate.worker.identify import identity_of, is_known, keep_identity, whole_data
+from quorate.worker.identify import identifies_run, identity_of, keep_identity, whole_data
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import Dismissed
 from quorate.worker.session import LoopTrainer, WorkerSession
@@ -295,17 +295,14 @@ class Worker:
         samples = self._samples(task)
         self._page.write_setup("fingerprint")
         machine = device.facts(spec.threads, spec.deterministic) | {"canary": canary(device)}
-        identifies = self._identifies()
+        identifies = identifies_run(self._assignment, spec)
         data = fingerprint_in_child(samples, whole_data(task, samples) if identifies else None)
         environment = machine | {
             "task source": task_source(self._task_type).digest,
             "layout": content_digest(replica.layout().encode()),
             **data.facts,
         }
-        if identifies:
-            checkpoint = None if self._assignment.checkpoint is None else Path(self._assignment.checkpoint)
-            found = identity_of(self._assignment.workers, task, replica, machine, data)
-            keep_identity(self._run, found, checkpoint)
+        found = identity_of(self._assignment.workers, task, replica, machine, data) if identifies else None
         # A part of a model computes nothing before the others are there; and a breakpoint in metrics() is for the
         # evaluations of the job.
         tries = self._assignment.slot == 0 and self._assignment.mode.is_training and not is_attached()
@@ -330,13 +327,10 @@ class Worker:
             if role is not Role.WORKER:
                 device.free_unused()  # a server computes nothing else by the model
             environment |= device.facts(spec.threads, spec.deterministic)
-        return parts, self._restore(parts)
-
-    def _identifies(self) -> bool:
-        """One worker writes down the identity of the run; whoever replaces it need not read all data once more."""
-        if self._assignment.slot or not self._assignment.mode.is_training:
-            return False
-        return not (self._assignment.is_replacement and is_known(self._run, self._spec, self._assignment.workers))
+        progress = self._restore(parts)
+        if found is not None:  # and nothing was refused
+            keep_identity(self._run, found, self._assignment.checkpoint)
+        return parts, progress
 
     def _samples(self, task: Task) -> Samples:
         """What the job reads. Raises TaskError where it does not suffice for what the job is to do."""
