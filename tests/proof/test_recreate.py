@@ -1,17 +1,24 @@
 """Any step of a run, trained again on any number of workers, has the state that the run had."""
 
 import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from proof.proven_runs import checkpoints, copied, edit_loss, trainer
+from quorate.api.run_part import Accept, Show
 from quorate.api.warm import WarmRunner
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.coordinator.places import Outcome
 from quorate.core.errors import RequestError, RunError
+from quorate.core.failure import JobFailed
 from quorate.history.identity import Identity
 from quorate.proof.again import recreate, state_digest
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals
+from quorate.supervisor.supervisor import Launch
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -52,4 +59,14 @@ def test_a_step_that_is_not_there_is_refused(runner: WarmRunner, run: RunFolder,
         recreate(trainer(runner, run), 21, tmp_path / "again")
     with pytest.raises(RequestError, match="is already there"):
         recreate(trainer(runner, run), 4, tmp_path)
+    assert not (tmp_path / "again").exists()
+
+
+def test_an_interruption_leaves_nothing_behind(runner: WarmRunner, run: RunFolder, tmp_path: Path) -> None:
+    def interrupted(launch: Launch, show: Show, accept: Accept, signals: Signals) -> Outcome:
+        signals.received.append(signal.SIGINT)
+        return runner(launch, show, accept, signals)
+
+    with pytest.raises(JobFailed, match="interrupted; run small-0001 is as it was"):
+        recreate(replace(trainer(runner, run), runner=interrupted), 7, tmp_path / "again", 1)
     assert not (tmp_path / "again").exists()

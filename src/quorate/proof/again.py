@@ -84,11 +84,6 @@ class Record:
         """The step after which the run itself began."""
         return min((each.from_step or 0 for each in self.begun), default=0)
 
-    def total_at(self, step: int) -> RunBegan | None:
-        """How long the job was when a step was trained, if it was made longer since."""
-        then = next((each for each in reversed(self.begun) if (each.from_step or 0) < step), None)
-        return None if then is None or then.total_steps == self.begun[-1].total_steps else then
-
     def hold_against(self, event: Event) -> None:
         """Compare a step or an evaluation that was done again with every telling of it, to the last bit."""
         facts, step = facts_of(event), event.step
@@ -185,7 +180,7 @@ class Trainer:
             if record.difference is None and (not there or there[-1].cursor.step != step):
                 raise RunError(f"run {run.name} ends before step {step:,} when it is trained again")
         except BaseException as error:
-            if not isinstance(error, JobFailed):
+            if not isinstance(error, JobFailed) or error.remains is None:  # of one that failed there are logs
                 shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError):  # a job that is running removes checkpoints
                 raise RunError(f"cannot begin from a checkpoint of run {run.name}: {error}. Try again") from None
@@ -214,7 +209,7 @@ class Trainer:
     def _train(
         self, again: RunFolder, begin: CheckpointInfo | None, step: int, workers: int | None, record: Record
     ) -> int:
-        run, here, stops = self.run, self._job_at(record.total_at(step)), list[Signals]()
+        run, here, stops = self.run, self._job_at(step, record.begun), list[Signals]()
         place, environment = find_task(run, here.spec.task), recorded_environment(run, begin)
         again.write_job(job_text(here), is_private=is_private(here.spec))
         if micro_batches := run.read_micro_batches():
@@ -247,12 +242,12 @@ class Trainer:
             raise JobFailed(signals.failure(f"{signals.reason}; run {run.name} is as it was."))
         return workers_here(here.spec, usable_cores())
 
-    def _job_at(self, then: RunBegan | None) -> ResolvedJob:
-        """The job as long as it was: a schedule depends on that, and the last evaluation."""
-        spec = self.job.spec
-        if then is None or then.total_steps is None:
+    def _job_at(self, step: int, begun: Sequence[RunBegan]) -> ResolvedJob:
+        """The job as long as it was when a step was trained: a schedule depends on that, and the last evaluation."""
+        spec, then = self.job.spec, next((each for each in reversed(begun) if (each.from_step or 0) < step), None)
+        if then is None or then.total_steps in (None, begun[-1].total_steps):
             return self.job
-        epochs = then.total_steps // (then.steps_per_epoch or 1)
+        epochs = (then.total_steps or 0) // (then.steps_per_epoch or 1)
         length = {"steps": then.total_steps} if spec.epochs is None else {"epochs": epochs}
         return replace(self.job, spec=spec.model_copy(update=length))
 
