@@ -47,6 +47,8 @@ SPARES = {
     "find-lr": 3,
     "chaos": 5,
     "diff": 8,
+    "certify": 5,
+    "replay": 2,
     PART: 3,
     KERNEL: 4,
     SCRIPT: 4,

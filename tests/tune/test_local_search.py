@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from command import Running, Workplace, await_condition
+from quorate.api.result import open_run
 from quorate.core.errors import JobFileError, Problem, QuorateError, RequestError, RunError
 from quorate.core.installation import install_of
 from quorate.tune import local_search, proposal, search
@@ -58,6 +59,21 @@ def test_a_random_search_has_the_trials_that_its_spec_draws_and_their_bits(tmp_p
     assert [len(trial.curve) for trial in result.trials] == [STEPS // 10] * 3
     assert result.report.is_file() and result.best is not None
     assert len(set(digests(result).values())) == 3
+
+
+def test_trials_that_another_search_has_trained_are_not_trained_again(tmp_path: Path) -> None:
+    def reused(result: SearchResult) -> list[str | None]:
+        results = [result.folder / "trials" / trial.run_name / "result.json" for trial in result.trials]
+        return [json.loads(each.read_text()).get("reused_from") for each in results]
+
+    first, again = (searched(tmp_path, budget={"trials": 2}) for _ in range(2))
+    assert reused(first) == [None, None] and reused(again) == ["trial-0001", "trial-0002"]
+    assert digests(first) == digests(again)
+    assert [trial.curve for trial in first.trials] == [trial.curve for trial in again.trials]
+    assert [trial.status for trial in again.trials] == ["finished"] * 2
+    assert open_run(again.folder / "trials" / "trial-0001").load_model() is not None
+    fresh = searched(tmp_path, budget={"trials": 1}, job={"reuse": False})
+    assert reused(fresh) == [None] and digests(fresh)[1] == digests(first)[1]
 
 
 def test_a_grid_goes_on_without_a_trial_that_fails(tmp_path: Path) -> None:

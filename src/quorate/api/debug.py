@@ -42,15 +42,15 @@ ALONE: dict[str, Any] = {
 }
 
 
-def run_here(launch: Launch, show: Show, accept: Accept, signals: Signals) -> Outcome:
-    """Run a job with one worker, in this thread: a `Runner`."""
+def run_here(launch: Launch, show: Show, accept: Accept, signals: Signals, **given: Any) -> Outcome:
+    """Run a job with one worker, in this thread: a `Runner`. What is `given` is for its engine."""
     spec = launch.spec.model_copy(update=ALONE)
     launch = replace(launch, spec=spec, workers=1)
     show(LogMessage(level="info", message="debugging: one worker, in this process"))
     if missing := sorted(name for name, value in ENVIRONMENT.items() if os.environ.get(name) != value):
         told = f"this process was started without what workers have in their environment ({', '.join(missing)}), so the"
         show(LogMessage(level="info", message=f"{told} bits may differ; `quorate train job.yaml --debug` has it"))
-    engine = InProcessEngine(launch.run, launch.preparation)
+    engine = InProcessEngine(launch.run, launch.preparation, **given)
     supervisor = Supervisor(engine, launch, show, accept, signals)
     with attached(), _hurrying(signals), ThreadPoolExecutor(1, "supervisor") as pool:
         outcome = pool.submit(supervisor.run)

@@ -45,6 +45,7 @@ from quorate.observe.jsonl import EventTail
 from quorate.observe.sinks import Guarded, Round
 from quorate.spec.changes import changes
 from quorate.spec.device import workers_here
+from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.options import LocalSpec
 from quorate.spec.override import Override, is_asked
@@ -392,20 +393,25 @@ def replay(
     return Replay(step, None, (), unfaithful)
 
 
-def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
-    resolved = recorded_job(run)
-    if not resolved.spec.strategy.is_synchronous:
-        mode = resolved.spec.model_dump()["strategy"]["mode"]
+def refuse_unrepeatable(run: RunFolder, spec: JobSpec, what: str) -> None:
+    """Refuse a run whose bits do not come again: it cannot be `what` is said."""
+    if not spec.strategy.is_synchronous:
+        mode = spec.model_dump()["strategy"]["mode"]
         raise RunError(
-            f"run {run.name} cannot be replayed: with strategy.mode: {mode} its weights depend on who was when at "
-            "work, and that does not come again. Only synchronous runs are replayed; `quorate show RUN --ledger` says "
+            f"run {run.name} cannot be {what}: with strategy.mode: {mode} its weights depend on who was when at "
+            f"work, and that does not come again. Only synchronous runs are {what}; `quorate show RUN --ledger` says "
             "what is promised of the others."
         )
-    if not resolved.spec.strategy.fixes_bits:
+    if not spec.strategy.fixes_bits:
         raise RunError(
-            f"run {run.name} cannot be replayed: with strategy: {resolved.spec.strategy.kind} its last bits depend on "
+            f"run {run.name} cannot be {what}: with strategy: {spec.strategy.kind} its last bits depend on "
             "how many workers there were at each step."
         )
+
+
+def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
+    resolved = recorded_job(run)
+    refuse_unrepeatable(run, resolved.spec, "replayed")
     place = find_task(run, resolved.spec.task)
 
     def refuse(now: Prepared) -> None:

@@ -72,6 +72,7 @@ class JobKeys(TypedDict, total=False):
     capture: bool
     overlap: bool
     nccl: Section
+    reuse: bool | None
     check_gradients: Section | None
     audit: Section
     record: Literal["lanes", "tensors"] | None

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
-from quorate.api import session
+from quorate.api import known_results, session
 from quorate.api.callbacks import Callback, refuse_no_list, with_callbacks
 from quorate.api.job import Job, JobKeys, overrides_from
 from quorate.api.prints import NoDisplay, RunStart, Watch
@@ -51,7 +51,7 @@ def train(job: Job, progress: bool = True, *, callbacks: Sequence[Callback] = ()
 
         result = shown(lambda watch: start_here(job.resolved, watch), progress, callbacks, is_live=False)
     else:
-        result = shown(lambda watch: session.start(job.resolved, watch, runner_here()), progress, callbacks)
+        result = shown(lambda watch: known_results.start(job.resolved, watch, runner_here()), progress, callbacks)
     return replace(result, task_type=job.task_type)
 
 

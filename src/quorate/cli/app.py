@@ -20,6 +20,7 @@ from quorate.cli.jobs import checkpoint, evaluate, predict, resize, resume, stop
 from quorate.cli.options import RUNS, Json, Runs, formerly, group_of_verbs, run_names
 from quorate.cli.output import print_document
 from quorate.cli.plan import find_lr, plan
+from quorate.cli.proof import certify, key, replay
 from quorate.cli.top import top
 from quorate.cli.tracking import app as models
 from quorate.cli.tracking import track
@@ -209,9 +210,9 @@ def doctor(
 app = group_of_verbs("quorate", add_completion=True)
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (init, plan, find_lr, train, resume, tune),
-    "Look": (runs, show, logs, report, top, diff, trace),
+    "Look": (runs, show, logs, report, top, diff, replay, trace),
     "Control": (resize, checkpoint, stop),
-    "Manage": (checkpoints, models, track, clean),
+    "Manage": (checkpoints, models, key, track, certify, clean),
     "More": (evaluate, predict, data, chaos, doctor),
 }
 OLD_OUTPUTS = {"find-lr": "plot", "show": "plot", "trace": "chrome"}

@@ -12,9 +12,10 @@ from typer.core import TyperCommand
 
 from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, TrustJob, Which, choose, group_of_verbs, to_file
 from quorate.cli.output import NONE, print_answer, print_document
+from quorate.cli.proof import recreate, trusted
 from quorate.core.errors import RequestError
 from quorate.observe.quantities import age, measure, size
-from quorate.storage.run_folder import RunFolder, why_untrusted
+from quorate.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # torch, pydantic and rich, which a help text does without
     from rich.text import Text
@@ -39,15 +40,19 @@ app = group_of_verbs("checkpoints")
 
 @app.callback()
 def checkpoints() -> None:
-    """List, verify, export, encrypt and remove the checkpoints of a run.
+    """List, verify, export, recreate, encrypt and remove the checkpoints of a run.
 
     \b
     Examples:
       quorate checkpoints ls last
       quorate checkpoints verify last
       quorate checkpoints export last -o model.safetensors --checkpoint best
+      quorate checkpoints recreate last --step 150
       quorate checkpoints rm last --checkpoint 100
     """
+
+
+app.command()(recreate)
 
 
 @app.command("ls")
@@ -132,14 +137,11 @@ def export(
       quorate checkpoints export last -o model.pt --checkpoint best
     """
     from quorate.api.checkpoints import Format, export_model
-    from quorate.api.tasks import refuse_others_task
 
     file = output or out
     if file is None:
         raise RequestError("export needs the file to write: -o model.safetensors")
-    folder = RunFolder.find(runs, run)
-    if task is None and not trust_job:
-        refuse_others_task(why_untrusted(runs, run, folder.path), folder)
+    folder = trusted(runs, run, trust_job or task is not None)
     wanted = choose(kind, Format, "--format") if kind else None
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):

@@ -63,6 +63,9 @@ def train(
     settings: Set = None,
     runs: NewRuns = None,
     detach: Detach = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Train anyway, also if the job says `reuse: true` and its result is known.")
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Run one worker in this process, for breakpoint() and debuggers.")
     ] = False,
@@ -90,13 +93,12 @@ def train(
       quorate train job.yaml --detach
       quorate train job.yaml --debug
     """
-    from quorate.api import session
 
     if debug and (detach or as_json):
         raise RequestError(f"--debug needs this terminal, and {'--detach' if detach else '--json'} does without it.")
 
     flags = {"workers": workers, "lanes": lanes, "steps": steps, "epochs": epochs, "seed": seed, "runs": runs}
-    resolved = job_of(job_file, settings, **flags)
+    resolved = job_of(job_file, [*(settings or ()), *(["reuse=false"] if fresh else ())], **flags)
     if detach:
         from quorate.api.detached import submit
 
@@ -109,7 +111,9 @@ def train(
         restart_as_worker()
         result = start_here(resolved, watch)
     else:
-        result = session.start(resolved, watch)
+        from quorate.api.known_results import start
+
+        result = start(resolved, watch)
     report(result, as_json)
 
 

@@ -358,6 +358,8 @@ def _print_bits(page: Page, detail: RunDetail) -> None:
     facts = {name: value for name, value in detail.environment.items() if name not in digests}
     page.items("machine", [f"{name} {value}" for name, value in facts.items()])
     page.items("digests", [f"{name} {value}" for name, value in digests.items()])
+    if detail.identity is not None:
+        page.items("identity", [detail.identity.digest[:DIGEST_SHOWN], f"data {detail.identity.data}"])
 
 
 def draw_curves(run: RunFolder, file: Path, as_json: bool) -> dict[str, str]:

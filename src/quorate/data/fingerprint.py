@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -20,6 +20,7 @@ from quorate.data.indices import Blocked
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 from quorate.data.streams import preserved_generators
+from quorate.data.whole_data import DataDigest
 
 # What samples are decoded by: in another version it may give other numbers. By module, and by the name people know.
 _DECODERS = {
@@ -50,13 +51,15 @@ class Fingerprint:
     `layout`: how many samples each has, how those of shards lie in blocks and in which windows they are shuffled; the
     index of shards has a digest of every byte. `samples`: what the first and the last sample of each are. Where one
     of them cannot be read it says which, and compares with nothing but the same. `libraries`: the versions of those
-    that decode samples, as far as they are loaded once these are read. `words`: the layout for people.
+    that decode samples, as far as they are loaded once these are read. `words`: the layout for people. `whole`: the
+    digest of every byte, where that was asked for.
     """
 
     layout: str
     samples: str
     libraries: dict[str, str] = dataclasses.field(default_factory=dict)
     words: str = ""
+    whole: DataDigest | None = dataclasses.field(default=None, compare=False)
 
     @property
     def facts(self) -> dict[str, str]:
@@ -66,21 +69,25 @@ class Fingerprint:
         return {LAYOUT: f"{self.layout}{words}", SAMPLES: self.samples, **libraries}
 
 
-def fingerprint_in_child(samples: Samples) -> Fingerprint:
-    """The fingerprint, taken in a process of its own.
+def fingerprint_in_child(samples: Samples, whole: Callable[[], DataDigest] | None = None) -> Fingerprint:
+    """The fingerprint, taken in a process of its own; with `whole`, which takes a digest of every byte there.
 
     Reading a sample may open the dataset's files, and loader processes that are forked afterwards would share one file
     offset: each would read what the others skip, without an error. Where somebody steps through the dataset there are
     no loaders, and it is taken here.
     """
+
+    def both() -> Fingerprint:
+        return dataclasses.replace(fingerprint(samples), whole=None if whole is None else whole())
+
     if is_attached():
         with preserved_generators():
-            return fingerprint(samples)
+            return both()
 
     def take() -> str:
         torch.set_num_threads(1)
         try:
-            return json.dumps(dataclasses.asdict(fingerprint(samples)))
+            return json.dumps(dataclasses.asdict(both()))
         except QuorateError as error:
             return json.dumps({"refusal" if isinstance(error, RequestError) else "trouble": error.message})
 
@@ -92,7 +99,7 @@ def fingerprint_in_child(samples: Samples) -> Fingerprint:
         raise TaskError(told["refusal"])
     if "trouble" in told:
         raise JobError(told["trouble"])
-    return Fingerprint(**told)
+    return Fingerprint(**told | {"whole": None if told["whole"] is None else DataDigest(**told["whole"])})
 
 
 def fingerprint(samples: Samples) -> Fingerprint:

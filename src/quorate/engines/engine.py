@@ -26,16 +26,19 @@ class Preparation:
     deterministic: bool
     device: str = "cpu"
     failure_timeout: float = 5.0
+    # The job, where it is to be found out what its identity would be.
+    identify: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Prepared:
     """What it has found: facts about machine and task that the bits depend on, the task's source, unless that is too
-    large, and the callbacks that the task names."""
+    large, the callbacks that the task names, and what the identity of a run would be made of, if that was asked."""
 
     facts: dict[str, str]
     source: TaskSource | None
     callbacks: tuple[str, ...] = ()
+    identity: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -18,11 +18,24 @@ from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import announce_start, read_status, status_file
 
+Lane = Callable[[], int | None]
+
 
 class InProcessEngine:
-    """Runs its worker in the thread that calls `serve`, while the supervisor has another. Fulfils `Engine`."""
+    """Runs its worker in the thread that calls `serve`, while the supervisor has another. Fulfils `Engine`.
 
-    def __init__(self, run: RunFolder, preparation: Preparation) -> None:
+    The worker lives within `around`, which gets the class of its task and what tells the lane that is computed;
+    `on_error` is called with the exception that ends it.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        preparation: Preparation,
+        around: Callable[[Any, Lane], contextlib.AbstractContextManager[None]] = lambda *_: contextlib.nullcontext(),
+        on_error: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        self._around, self._on_error = around, on_error
         self._run = run
         self._preparation = preparation
         self._asked: SimpleQueue[Assignment | None] = SimpleQueue()
@@ -53,9 +66,10 @@ class InProcessEngine:
     def _live(self, assignment: Assignment, task: ImportedTask) -> int:
         from quorate.worker.process import Worker
 
+        worker = Worker(assignment, task.type, self._on_error)
         # The second Ctrl-C, where no code of the user's runs.
-        with contextlib.suppress(bdb.BdbQuit):
-            return Worker(assignment, task.type).live()
+        with contextlib.suppress(bdb.BdbQuit), self._around(task.type, lambda: worker.lane):
+            return worker.live()
         return -signal.SIGINT
 
     def capacity(self) -> Capacity:

@@ -188,7 +188,8 @@ class LocalEngine:
         elif not self._is_ready:  # of the first one: what another finds later is the same
             self._is_ready = True
             source = None if message["source"] is None else TaskSource.from_json(message["source"])
-            yield Ready(Prepared(message["facts"], source, tuple(message.get("callbacks", ()))))
+            callbacks = tuple(message.get("callbacks", ()))
+            yield Ready(Prepared(message["facts"], source, callbacks, message.get("identity")))
 
     def _gone(self, slot: int, pid: int, code: int) -> Exited:
         self._running.pop(slot, None)

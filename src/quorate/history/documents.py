@@ -63,7 +63,7 @@ def _given(value: object, *names: str) -> dict[str, Any]:
 def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> dict[str, Any]:
     """Everything about one run."""
     record, timeline, timing = detail.record, detail.timeline, detail.timing
-    launcher, wait, pace = record.launcher, timeline.waiting, RunPace.of(timeline)
+    launcher, wait, pace, identity = record.launcher, timeline.waiting, RunPace.of(timeline), detail.identity
     staleness = Staleness.of(timeline.of_kind(StalenessObserved))
     document = _record(record, now)
     if record.best is not None:
@@ -87,6 +87,7 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
         "checkpoints": [_checkpoint(each) for each in detail.checkpoints],
         "job": None if detail.job is None else [asdict(each) for each in job_values(detail.job)],
         "environment": detail.environment,
+        "identity": identity and {"digest": identity.digest, **asdict(identity)},
         "source": None if detail.source is None else {"main": detail.source.main, "files": sorted(detail.source.files)},
         "timing": None if timing is None else _fields(timing, "failure_timeout", "heartbeat_every", "lease", "connect"),
     }

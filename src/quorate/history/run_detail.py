@@ -18,6 +18,7 @@ from quorate.core.masking import shown_value
 from quorate.core.task_source import TaskSource
 from quorate.core.timing import Timing
 from quorate.history.event_index import glance, read_timeline
+from quorate.history.identity import Identity
 from quorate.history.run_record import Attempts, RunRecord, Status
 from quorate.history.step_rows import StepRows
 from quorate.history.timeline import Timeline
@@ -176,6 +177,7 @@ class RunDetail:
     address: str | None
     problems: tuple[str, ...]
     source: TaskSource | None = None
+    identity: Identity | None = None
 
     @classmethod
     def read(cls, run: RunFolder, as_rows: bool = False) -> "RunDetail":
@@ -202,6 +204,7 @@ class RunDetail:
                 if not any(str(file) in problem and str(file) in record.reason for file in files)
             ),
             source=None if kept is None else kept.source,
+            identity=Identity.of_run(run),
         )
 
     @property

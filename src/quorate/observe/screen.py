@@ -106,6 +106,10 @@ def print_summary(result: dict[str, Any], screen: Screen) -> None:
         screen.print(Text.assemble((f"  {label:<{column}}", "dim"), (value, style)), soft_wrap=True)
 
 
+REUSED = "reused_from"
+"""In a result: the run whose result it is or, up to the step where this one began, whose steps it has."""
+
+
 def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What a person wants to know of a result, as labels and values."""
     rows = [(name, measure(value)) for name, value in (result.get("final_metrics") or {}).items()]
@@ -114,6 +118,11 @@ def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     if result.get("samples_per_second"):
         since = " since it was resumed" if result.get("from_step") else ""
         rows.append(("speed", f"{count(result['samples_per_second'])} samples/s{since}"))
+    if known := result.get(REUSED):
+        what = "all" if known == result.get("run") else f"steps up to {result.get('from_step')}"
+        rows.append(
+            ("known", f"{what}, by run {known} of the same code, versions, machine and data; --fresh trains anew")
+        )
     rows += _computing(result)
     if waiting := result.get("waiting_for_data"):
         rows.append(("waiting", waiting_in_words(waiting["share"], waiting["advice"])))

@@ -391,6 +391,9 @@ class JobSpec(Section):
     """On a GPU, record a lane's kernels in a CUDA graph and replay them. Code that cannot be recorded runs as usual."""
     overlap: Annotated[bool, Mark.MANNER] = True
     """Send gradients while the backward pass still runs (`ring` over the network, and `ddp`)."""
+    reuse: Annotated[bool | None, Mark.MANNER, Allowed("true, false or null")] = None
+    """Look through the runs for one of the same identity first, and give its result instead of training again, or
+    continue it if it is shorter. Null: only the trials of a search."""
     check_gradients: Annotated[CheckGradientsSpec | None, Mark.MANNER] = None
     """Every N steps, workers compare their gradients before the optimizer uses them (`ring` and `ddp`). If they differ,
     a message names the tensor and the workers."""

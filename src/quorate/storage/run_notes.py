@@ -2,15 +2,17 @@
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from quorate.core.addresses import shown_place
 from quorate.core.errors import DamagedFileError
 from quorate.core.regular_file import read_regular
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import write_atomically
+from quorate.storage.objects import StoreError
 from quorate.storage.run_folder import RunFolder
 
 NAME = "submission.json"
@@ -91,6 +93,35 @@ def _not_begun(run: RunFolder) -> Submission | None:
         return submission
     # A resume of one that was given up is refused, and leaves a lock behind.
     return submission if submission.failure or not run.lock_file.exists() else None
+
+
+IDENTITY = "identity.json"
+"""What the bits of the run depend on, as its first worker has found it."""
+
+
+def write_identity(run: RunFolder, found: Mapping[str, Any]) -> None:
+    """Keep what a run's identity is made of, for all its hosts. Where there is no room for it there is none: an earlier
+    one would be wrong."""
+    text = f"{json.dumps(found, indent=1)}\n"
+    try:
+        if run.stored is not None:
+            run.stored.put(IDENTITY, text.encode())
+        else:
+            write_atomically(run.path / IDENTITY, text)
+    except (OSError, StoreError):
+        with contextlib.suppress(OSError, StoreError):
+            (run.path / IDENTITY).unlink() if run.stored is None else run.stored.remove(IDENTITY)
+
+
+def read_identity(run: RunFolder) -> dict[str, Any] | None:
+    """The same; None where none was written, or it cannot be read: nobody relies on one that may be damaged."""
+    try:
+        found = json.loads(read_regular(run.path / IDENTITY))
+    except (OSError, ValueError, RecursionError):
+        found = None
+        with contextlib.suppress(DamagedFileError, StoreError, ValueError):
+            found = None if run.stored is None else json.loads(run.stored.read(IDENTITY))
+    return found if isinstance(found, dict) else None
 
 
 FOLDER = "tracking"

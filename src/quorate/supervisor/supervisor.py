@@ -57,6 +57,7 @@ class Launch:
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
     # What an earlier part of the run has told, before this place of its event log, is not news.
     events_from: int = 0
+    identifies: bool = False
 
     @property
     def first_workers(self) -> int:
@@ -80,6 +81,7 @@ class Launch:
             deterministic=self.spec.deterministic,
             device=kind_of(self.spec),
             failure_timeout=self.spec.failure_timeout,
+            identify=self.spec.model_dump() if self.identifies else None,
         )
 
 

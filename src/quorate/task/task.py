@@ -36,6 +36,8 @@ class _OfJob:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        # By any task of this process: who knows the length may train otherwise for another.
+        self.was_asked = False
 
     def __get__(self, task: Any, kind: type | None = None) -> Any:
         if task is None:
@@ -45,6 +47,7 @@ class _OfJob:
                 f"self.{self._name} is known in schedule() only; keep it there: length = self.{self._name}. Elsewhere, "
                 "make it a parameter of the task, which `params` of the job sets."
             )
+        self.was_asked = True
         spec, known = vars(task)[LENGTH]
         if self._name == "total_steps" and spec.steps:
             return spec.steps
@@ -131,6 +134,11 @@ class Task:
     def collate(self, samples: Sequence[Any]) -> Any:
         """Turn samples into a batch. Samples may be nested dicts, tuples and dataclasses of tensors and numbers."""
         return collate(samples)
+
+    def data_digest(self) -> str | None:
+        """Return a digest of all that datasets() gives, for data that Quorate cannot read as a whole, such as a stream:
+        another one whenever anything in them is another. None: it is taken of what is small (reproduce.md)."""
+        return None
 
     def order(self, epoch: int, generator: torch.Generator) -> Sequence[int] | None:  # noqa: ARG002
         """Return the indices of the samples of an epoch in order; None: shuffle all samples."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from quorate.api import session
 from quorate.api.job import job_text
+from quorate.api.known_results import known_run
 from quorate.api.prints import Watch
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job
 from quorate.api.result import Result
@@ -28,6 +29,7 @@ from quorate.api.run_part import Runner, Setup, run_on_engine
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, QuorateError, RunError
+from quorate.core.failure import JobFailed
 from quorate.core.runs_folder import is_run
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
@@ -168,6 +170,8 @@ class TrialRun:
         """How the run has ended; None where it stands still at the step of the plan."""
         run = plan.folder
         _await_lock(run, signals)
+        if not is_run(run.path) and plan.branch is None and plan.until is None:
+            self._take_known(plan, signals)
         known = is_run(run.path)
         saved = CheckpointFolder.at(run.checkpoints).list() if known else ()
         result = (run.whole_result() or {}) if known else {}
@@ -196,6 +200,16 @@ class TrialRun:
                 message=f"there is no evaluation at step {plan.until}, where trials are compared: see evaluate.every",
             )
         return None
+
+    def _take_known(self, plan: Plan, signals: Signals) -> None:
+        """Where a run of this or another search was the same, the trial begins with what that one has trained."""
+        known = None
+        with collecting_signals_into(signals), contextlib.suppress(JobFailed):  # a signal, which is heeded below
+            known = known_run(plan.job, plan.trials.parent.parent, self._runner, is_usual=True)
+        if known is not None:
+            shutil.rmtree(plan.folder.path, ignore_errors=True)
+            _make(plan.folder, plan.job)
+            known.take_over(plan.folder, plan.job)
 
     def _start(self, plan: Plan, is_resumed: bool, watch: Watch) -> Result:
         run = plan.folder

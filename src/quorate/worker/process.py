@@ -56,6 +56,7 @@ from quorate.worker.assembly import (
 from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
+from quorate.worker.identify import identifies_run, identity_of, keep_identity, whole_data
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import Dismissed
 from quorate.worker.session import LoopTrainer, WorkerSession
@@ -80,8 +81,10 @@ def start_log(assignment: Assignment) -> None:
 class Worker:
     """One worker process, from its assignment to its exit code."""
 
-    def __init__(self, assignment: Assignment, task_type: type[Task]) -> None:
-        self._assignment = assignment
+    def __init__(
+        self, assignment: Assignment, task_type: type[Task], on_error: Callable[[Exception], None] = lambda _: None
+    ) -> None:
+        self._assignment, self._on_error = assignment, on_error
         self._task_type = task_type
         self._spec = JobSpec.model_validate(assignment.job)
         self._run = assignment.stored
@@ -120,6 +123,11 @@ class Worker:
         # Loaders are told to end by the same signal, and do.
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
+    @property
+    def lane(self) -> int | None:
+        """The lane that is being computed."""
+        return self._activity.lane
+
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
         try:
@@ -154,6 +162,7 @@ class Worker:
             log.info("%s", reason)
             return LEFT
         except Exception as error:
+            self._on_error(error)
             trouble = self._trouble()
             code: int = trouble.told(error)
             self._checkpointer = trouble.checkpointer
@@ -285,12 +294,15 @@ class Worker:
                 check_repeatable(self._configure(), spec, replica)
         samples = self._samples(task)
         self._page.write_setup("fingerprint")
-        environment = device.facts(spec.threads, spec.deterministic) | {
-            "canary": canary(device),
+        machine = device.facts(spec.threads, spec.deterministic) | {"canary": canary(device)}
+        identifies = identifies_run(self._assignment, spec)
+        data = fingerprint_in_child(samples, whole_data(task, samples) if identifies else None)
+        environment = machine | {
             "task source": task_source(self._task_type).digest,
             "layout": content_digest(replica.layout().encode()),
-            **fingerprint_in_child(samples).facts,
+            **data.facts,
         }
+        found = identity_of(self._assignment.workers, task, replica, machine, data) if identifies else None
         # A part of a model computes nothing before the others are there; and a breakpoint in metrics() is for the
         # evaluations of the job.
         tries = self._assignment.slot == 0 and self._assignment.mode.is_training and not is_attached()
@@ -315,7 +327,10 @@ class Worker:
             if role is not Role.WORKER:
                 device.free_unused()  # a server computes nothing else by the model
             environment |= device.facts(spec.threads, spec.deterministic)
-        return parts, self._restore(parts)
+        progress = self._restore(parts)
+        if found is not None:  # and nothing was refused
+            keep_identity(self._run, found, self._assignment.checkpoint)
+        return parts, progress
 
     def _samples(self, task: Task) -> Samples:
         """What the job reads. Raises TaskError where it does not suffice for what the job is to do."""

@@ -1,0 +1,197 @@
+"""The verbs that prove what a run has computed, and look at one step of it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quorate.cli.options import RUNS, Json, Run, Runs, TrustJob, group_of_verbs, run_names, to_file
+from quorate.cli.output import print_answer
+from quorate.core.errors import RequestError
+from quorate.storage.run_folder import RunFolder, why_untrusted
+
+FEW = 3
+Step = Annotated[int, typer.Option("--step", min=1, metavar="N", help="The step.")]
+key = group_of_verbs("key")
+
+
+@key.callback()
+def keys() -> None:
+    """Make keys that sign certificates.
+
+    \b
+    Examples:
+      quorate key new lab.key
+      quorate key new ~/.ssh/quorate --json
+    """
+
+
+@key.command("new")
+def new_key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")], as_json: Json = False
+) -> None:
+    """Make an Ed25519 key in a file that only its owner can read, and print its public half.
+
+    \b
+    Examples:
+      quorate key new lab.key
+      quorate key new ~/.ssh/quorate --json
+    """
+    from quorate.proof.certificate import make_key
+
+    public = make_key(file.expanduser())
+    print_answer(as_json, {"file": str(file.absolute()), "public_key": public}, f"{file}: public key {public}")
+
+
+def certify(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="The run.", autocompletion=run_names)] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key to sign with.")] = None,
+    segments: Annotated[int, typer.Option(min=1, metavar="K", help="How many segments to train again.")] = 3,
+    all_segments: Annotated[bool, typer.Option("--all", help="Train all of them again.")] = False,
+    challenge: Annotated[
+        str, typer.Option(metavar="WORD", help="Somebody else's word: which segments are drawn depends on it, too.")
+    ] = "",
+    verify: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Check this certificate, and RUN against it; train nothing.")
+    ] = None,
+    output: Annotated[Path, to_file("The certificate to write.")] = Path("certificate.json"),
+    trust_job: TrustJob = False,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Certify a run: train random segments between its checkpoints again, and sign that the bits were the same.
+
+    Each segment runs on a number of workers that the run did not have. Every step is compared with what the run
+    recorded, and the state at its end with the checkpoint. If one differs, no certificate is written, and the exit
+    code is 1.
+
+    \b
+    Examples:
+      quorate certify last --key lab.key
+      quorate certify digits-0001 --key lab.key --all -o digits.json
+      quorate certify digits-0001 --verify digits.json
+    """
+    from quorate.api.train import passing_on_signals, show_quietly
+    from quorate.api.warm import WarmRunner
+    from quorate.proof.again import Trainer
+    from quorate.proof.certificate import certify, problems_of
+    from quorate.storage.atomic import write_atomically
+
+    if run is None and verify is None:
+        raise RequestError("certify needs a run; or --verify with a certificate, with or without a run.")
+    folder = None if run is None else RunFolder.find(runs, run)
+    if verify is not None:
+        document, problems = problems_of(verify, None if folder is None else Trainer(folder, show_quietly))
+        _answer(document, verify, problems, as_json)
+    folder = trusted(runs, str(run), trust_job)
+    if key is None:
+        raise RequestError("certify signs with a key: --key FILE. `quorate key new FILE` makes one.")
+    with passing_on_signals(), WarmRunner() as runner:
+        count = None if all_segments else segments
+        document, found = certify(Trainer(folder, show_quietly, runner), key.expanduser(), count, challenge)
+    problems = [str(each.difference) for each in found if each.difference is not None]
+    if not problems:
+        write_atomically(output, json.dumps(document, indent=1) + "\n")
+    _answer(document, None if problems else output, problems, as_json)
+
+
+def trusted(runs: Path, reference: str, trust_job: bool) -> RunFolder:
+    """The run that is meant, whose task is going to be loaded."""
+    from quorate.api.tasks import refuse_others_task
+
+    folder = RunFolder.find(runs, reference)
+    if not trust_job:
+        refuse_others_task(why_untrusted(runs, reference, folder.path), folder)
+    return folder
+
+
+def _answer(document: dict[str, Any], file: Path | None, problems: list[str], as_json: bool) -> None:
+    segments, of = document["segments"], len(document["run"]["states"])
+    name, public = document["run"]["name"], document["public_key"]
+    fields = {"run": name, "file": file and str(file.absolute()), "problems": problems, "segments": segments, "of": of}
+    lines = [f"steps {each['from_step']:,} to {each['step']:,} on {each['workers']} workers" for each in segments]
+    lines += problems or [f"{file}: {len(segments)} of {of} segments of {name} came to the same bits. Key {public}"]
+    if of <= FEW:
+        lines.append(f"The run has few segments, {of}: keep checkpoints along it (checkpoint.every, checkpoint.keep).")
+    print_answer(as_json, {**fields, "public_key": public}, "\n".join(lines))
+    raise typer.Exit(1 if problems else 0)
+
+
+def recreate(
+    run: Run,
+    step: Step,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes to run on. By default as many as fit here.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="The run to make.", show_default="RUN-step-N"),
+    ] = None,
+    trust_job: TrustJob = False,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Recreate the exact state of any step, also of one that no checkpoint was kept of.
+
+    The run is trained again from the nearest checkpoint before the step, or from the start, and compared with what it
+    recorded. The result is a run of its own with a checkpoint of the step, to be exported, evaluated or resumed. If
+    something differs, the first such step is printed, and the exit code is 1.
+
+    \b
+    Examples:
+      quorate checkpoints recreate last --step 150
+      quorate checkpoints recreate digits-0001 --step 150 --workers 2 -o digits-at-150
+    """
+    from quorate.api.recorded_run import short_path
+    from quorate.api.train import passing_on_signals, show_on_stderr
+    from quorate.proof.again import Trainer, recreate
+
+    folder = trusted(runs, run, trust_job)
+    with passing_on_signals():
+        again = recreate(Trainer(folder, show_on_stderr), step, output, workers)
+    told = f"{short_path(again.run.path)}: step {step:,} of {folder.name}, from step {again.from_step:,} on "
+    told += f"{again.workers} workers\nstate {again.state_digest}\n"
+    told += str(again.difference or f"{again.compared:,} steps are as the run recorded them.")
+    print_answer(as_json, {"run": folder.name, **asdict(again)}, told)
+    raise typer.Exit(0 if again.difference is None else 1)
+
+
+def replay(
+    run: Run,
+    step: Step,
+    debug: Annotated[
+        bool, typer.Option("--pdb", help="Stop in the debugger: at the exception, or else in loss() of each lane.")
+    ] = False,
+    trust_job: TrustJob = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Do one step of a run again in one process, to look at it in a debugger; also the step that failed.
+
+    The state before the step is recreated first. Then the step runs in this process, lane by lane, prints what loss()
+    gives, and is compared with what the run recorded. The exit code is 1 if it fails or differs.
+
+    \b
+    Examples:
+      quorate replay last --step 150
+      quorate replay digits-0001 --step 150 --pdb
+    """
+    from quorate.api.debug import restart_as_worker
+    from quorate.api.train import passing_on_signals, show_quietly
+    from quorate.proof.again import Trainer
+    from quorate.proof.replay import replay
+
+    folder = trusted(runs, run, trust_job)
+    restart_as_worker()
+    with passing_on_signals():
+        again = replay(Trainer(folder, show_quietly), step, _tell_lane, debug=debug)
+    print(again.difference or f"step {step:,}: {'as recorded' if again.compared else 'not recorded'}")
+    raise typer.Exit(0 if again.difference is None else 1)
+
+
+def _tell_lane(lane: int, loss: Any) -> None:
+    """What loss() gives: a tensor, a sum and a count, or that for each optimizer."""
+    for each in loss.values() if isinstance(loss, dict) else [loss]:
+        mean = each[0] / each[1] if isinstance(each, tuple) else each
+        print(f"lane {lane}: loss {float(mean.detach().mean()):.9g}", flush=True)

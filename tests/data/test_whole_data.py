@@ -1,0 +1,146 @@
+"""A digest of every byte of the datasets: of which there is one, and that no two datasets share one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+import quorate
+from quorate.core.errors import TaskError
+from quorate.data import whole_data
+from quorate.data.collate import collate
+from quorate.data.sampler import Source
+from quorate.data.samples import Samples
+from quorate.data.whole_data import DataDigest, digest_of_all
+
+
+class Own:
+    """A dataset of one's own, of what is given for its samples."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._samples[index]
+
+
+class Noisy(Own):
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(1)
+
+
+class Opaque:
+    pass
+
+
+@dataclass
+class Point:
+    x: float
+    y: float
+
+
+def of(training: Any, validation: Any = None, declared: Callable[[], Any] | None = None) -> DataDigest:
+    datasets = {Source.TRAINING: training} | ({Source.VALIDATION: validation} if validation is not None else {})
+    return digest_of_all(Samples(datasets, collate, 1), declared)
+
+
+NUMBERS = torch.arange(12.0).reshape(6, 2)
+MAKES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a tensor": lambda tensor: tensor,
+    "an array": lambda tensor: tensor.numpy().copy(),
+    "a list": list,
+    "tensors": TensorDataset,
+    "half precision": lambda tensor: TensorDataset(tensor.bfloat16()),
+    "a part": lambda tensor: Subset(TensorDataset(tensor), range(1, 5)),
+    "a part of a list": lambda tensor: Subset(list(tensor), [4, 3, 2]),  # type: ignore[arg-type]
+    "parts": lambda tensor: ConcatDataset([TensorDataset(tensor[:2]), TensorDataset(tensor[2:])]),
+    "one's own": lambda tensor: Own([{"row": row, "name": "a"} for row in tensor]),
+    "records": lambda tensor: Own([Point(*map(float, row)) for row in tensor]),
+    "array samples": lambda tensor: Own([(numpy.float32(row[0]), row.numpy()) for row in tensor]),
+}
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_every_sample_counts_also_those_in_the_middle(make: Callable[[torch.Tensor], Any]) -> None:
+    changed = NUMBERS.clone()
+    changed[3, 1] = 99.0
+    digest = of(make(NUMBERS)).digest
+    assert digest and digest == of(make(NUMBERS.clone())).digest
+    assert of(make(changed)).digest not in ("", digest)
+
+
+def test_what_a_part_leaves_out_does_not_count() -> None:
+    changed = NUMBERS.clone()
+    changed[0, 0] = 99.0
+    assert of(MAKES["a part"](NUMBERS)).digest == of(MAKES["a part"](changed)).digest
+
+
+ALIKE: list[list[Any]] = [
+    [1, 2],
+    [12],
+    ["1", "2"],
+    ["12"],
+    [b"12"],
+    [[1, 2]],
+    [[1], [2]],
+    [(1, [2])],
+    [1.0, 2.0],
+    [True, 2],
+    [{"a": 1}, 2],
+    [{"a": [1, 2]}],
+    [numpy.int64(1), 2],
+    [torch.tensor(1), 2],
+    [torch.tensor([1]), 2],
+    [torch.tensor([1], dtype=torch.int32), 2],
+    [None],
+    ["None"],
+    [Point(1, 2)],
+    [{"x": 1, "y": 2}],
+    [0.0],
+    [-0.0],
+]
+
+
+def test_no_two_of_these_have_the_same_digest() -> None:
+    digests = [of(each).digest for each in ALIKE]
+    assert "" not in digests and len(set(digests)) == len(ALIKE)
+    assert of([1], [2]).digest != of([2], [1]).digest != of([1, 2]).digest
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        (Own([1, Opaque()]), "has Opaque in its samples"),
+        (Noisy([0, 1]), "draws random numbers"),
+        (Own([torch.zeros(2).to_sparse()]), "layout"),
+        (quorate.Stream(lambda epoch, shard, shards: iter(()), samples=4), "is a stream"),
+    ],
+)
+def test_without_a_digest_the_reason_and_the_remedy_are_told(dataset: Any, why: str) -> None:
+    found = of([1], dataset)
+    assert not found.digest
+    assert found.words.startswith("unproven: the validation set ") and why in found.words
+    assert "data_digest() of the task" in found.words
+
+
+@pytest.mark.parametrize(("limit", "value"), [("READ_SAMPLES", 3), ("READ_BYTES", 16), ("IN_MEMORY_BYTES", 16)])
+def test_how_much_is_read_is_limited_by_what_there_is(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
+    monkeypatch.setattr(whole_data, limit, value)
+    given = TensorDataset(NUMBERS) if limit == "IN_MEMORY_BYTES" else Own(list(NUMBERS))
+    assert "not read for a digest" in of(given).words
+    assert of([1]).digest
+
+
+def test_what_the_task_says_counts_for_what_it_says_it_of() -> None:
+    stream = quorate.Stream(lambda epoch, shard, shards: iter(()), samples=4)
+    assert of(stream, declared=lambda: "v1").digest == "task:v1"
+    assert of([1], declared=lambda: None).digest == of([1]).digest
+    with pytest.raises(TaskError, match=r"data_digest\(\) returned"):
+        of([1], declared=lambda: 7)

@@ -1,0 +1,178 @@
+"""A certificate says that segments of a run came to the same bits again: what was changed in the run is found."""
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proof.proven_runs import checkpoints, copied, edit_loss, trained, trainer
+from quorate.api.warm import WarmRunner
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.tensor_file import TensorFile
+from quorate.checkpoint.tree import encode
+from quorate.core.digests import weights_digest
+from quorate.core.errors import QuorateError, RequestError
+from quorate.proof.again import Again
+from quorate.proof.certificate import certify, drawn, ends_of, evidence, make_key, problems_of
+from quorate.replica.device import digests
+from quorate.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+DATA_TASK = """
+import torch
+from pathlib import Path
+from torch.utils.data import TensorDataset
+from same_bits_tasks import Normed, points
+
+class Filed(Normed):
+    def datasets(self):
+        file = Path(__file__).with_name("data.pt")
+        if not file.exists():
+            torch.save(points(1, 156).tensors, file)
+        return TensorDataset(*torch.load(file)), points(2, 40)
+"""
+
+
+@pytest.fixture(scope="session")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("keys") / "key.pem"
+    make_key(file)
+    return file
+
+
+@pytest.fixture(scope="session")
+def certified(runner: WarmRunner, run: RunFolder, key: Path) -> Any:
+    return certify(trainer(runner, run), key, 2)
+
+
+def written(certified: Any, folder: Path, **changed: Any) -> Path:
+    file = folder / "certificate.json"
+    file.write_text(json.dumps({**certified[0], **changed}))
+    return file
+
+
+def test_an_honest_run_is_certified_on_other_numbers_of_workers(
+    runner: WarmRunner, run: RunFolder, certified: Any, tmp_path: Path
+) -> None:
+    assert [each.difference for each in certified[1]] == [None, None]
+    assert all(each["workers"] != 2 for each in certified[0]["segments"])
+    file = written(certified, tmp_path)
+    assert problems_of(file) == (certified[0], [])
+    assert problems_of(file, trainer(runner, run)) == (certified[0], [])
+
+
+def test_a_document_that_was_changed_is_found(certified: Any, tmp_path: Path) -> None:
+    document = certified[0]
+    for changed in ({"segments": document["segments"][::-1]}, {"run": {**document["run"], "name": "x"}}):
+        _, problems = problems_of(written(certified, tmp_path, **changed))
+        assert "the signature is wrong" in problems[0]
+        assert "not those that are drawn" in problems[1]
+    (tmp_path / "other").write_text("[]")
+    with pytest.raises(RequestError, match="is no certificate"):
+        problems_of(tmp_path / "other")
+
+
+def test_a_run_that_was_changed_later_is_not_the_one_that_was_certified(
+    runner: WarmRunner, run: RunFolder, certified: Any, tmp_path: Path
+) -> None:
+    other = copied(run, "changed-later")
+    edit_loss(other, 6)
+    change_weight(other, 8)
+    _, problems = problems_of(written(certified, tmp_path), trainer(runner, other))
+    assert [each.split(" of run")[0] for each in problems] == ["the events", "the states"]
+
+
+def test_a_key_is_its_owners_alone(key: Path, tmp_path: Path) -> None:
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    with pytest.raises(RequestError, match="File exists"):
+        make_key(key)
+    copy = tmp_path / "key.pem"
+    copy.write_bytes(key.read_bytes())
+    copy.chmod(0o644)
+    with pytest.raises(RequestError, match="others can read the key"):
+        certify(None, copy, 1)  # type: ignore[arg-type] # it is looked at first
+
+
+def change_weight(run: RunFolder, step: int) -> None:
+    """Change one weight of a checkpoint, and make all digests of it fit."""
+    folder, info = CheckpointFolder.at(run.checkpoints), checkpoints(run)[step]
+    loaded = folder.load(info)
+    state = loaded.state
+    weight = next(iter(state["replica"]["tensors"].values()))
+    weight.view(-1)[0] += 1e-6
+    encoded = encode(state)
+    attempt = folder.open(info.cursor)
+    attempt.write(0, 1, TensorFile(encoded.tensors).chunks())
+    folder.remove(info.path)
+    told = weights_digest(digests(state["replica"]["tensors"].items()))
+    folder.commit(attempt.name, replace(info.manifest, skeleton=encoded.skeleton, weights_digest=told), lambda: None)
+    folder.verify(checkpoints(run)[step])
+
+
+def change_seed(run: RunFolder) -> None:
+    text = run.job_file.read_text()
+    assert "seed: 7" in text
+    run.job_file.write_text(text.replace("seed: 7", "seed: 8"))
+
+
+MANIPULATED = {
+    "one weight of a checkpoint": lambda run: change_weight(run, 8),
+    "the loss of one event": lambda run: edit_loss(run, 6),
+    "the seed of the job": change_seed,
+}
+
+
+@pytest.mark.parametrize("what", MANIPULATED)
+def test_what_was_changed_is_found_by_all_segments(what: str, runner: WarmRunner, run: RunFolder, key: Path) -> None:
+    other = copied(run, what.replace(" ", "-"), {4, 8, 12})
+    MANIPULATED[what](other)
+    _, found = certify(trainer(runner, other), key, None)
+    assert len(found) == 3
+    assert differing(found)
+
+
+def test_other_data_with_the_same_first_and_last_sample_are_found(
+    runner: WarmRunner, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    (tmp_path / "filed.py").write_text(DATA_TASK)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    filed = trained(runner, tmp_path, f"{tmp_path / 'filed.py'}:Filed", steps=8)
+    inputs, classes = torch.load(tmp_path / "data.pt")
+    inputs[70] += 1e-4
+    torch.save((inputs, classes), tmp_path / "data.pt")
+    try:
+        assert differing(certify(trainer(runner, filed), key, None)[1])
+    except QuorateError as refused:
+        assert "the data have changed" in refused.message
+
+
+def differing(found: list[Again]) -> list[int]:
+    return [each.step for each in found if each.difference is not None]
+
+
+def test_a_change_in_one_of_twenty_segments_is_found_by_three_in_three_of_twenty_cases() -> None:
+    trials = [drawn({"states": dict.fromkeys(range(20)), "trial": trial}, "", 3) for trial in range(100)]
+    counts = [sum(place in places for places in trials) for place in range(20)]
+    assert sum(counts) == 300, "each trial draws three"
+    assert all(3 <= count <= 27 for count in counts), "15 of 100, give or take"
+
+
+def test_three_of_twenty_real_segments_find_what_was_changed_in_one_of_them_and_not_elsewhere(
+    runner: WarmRunner, key: Path, tmp_path: Path
+) -> None:
+    many = trained(runner, tmp_path, checkpoint={"every": 1, "keep": 30})
+    edit_loss(many, 14)
+    there = trainer(runner, many)
+    about = evidence(there, ends_of(there))
+    assert len(about["states"]) == 20
+    places = {word: drawn(about, word, 3) for word in map(str, range(100))}
+    hit = next(word for word, chosen in places.items() if 13 in chosen)
+    missed = next(word for word, chosen in places.items() if 13 not in chosen)
+    assert differing(certify(there, key, 3, hit)[1]) == [14]
+    assert differing(certify(there, key, 3, missed)[1]) == []
