@@ -22,8 +22,8 @@ def test_every_key_is_marked() -> None:
 
 MANNER = """
     audit balance callbacks capture check_gradients checkpoint encrypt engine failure_timeout links loader_prefetch
-    loader_workers log_level min_workers notify overlap port record reuse runs setup_timeout share spares step_timeout track
-    train_metrics_every workers
+    loader_workers log_level min_workers notify overlap port record reuse runs setup_timeout share spares step_timeout
+    track train_metrics_every workers
 """
 
 

@@ -244,3 +244,19 @@ def test_it_is_relative_to_the_job_file(
     assert job.origins["runs"] == ("job.yaml line 4" if said else "default")
     assert load_job(file, {"QUORATE_RUNS": "mine"}, []).spec.runs == "mine", "to the working folder where it is typed"
     assert load_job(file, {}, [Override("runs", "typed", "--runs")]).spec.runs == "typed"
+
+
+@pytest.mark.parametrize(
+    ("start", "folder"),
+    [("project", "runs"), ("project/runs/mine-0001", "{root}/project/runs"), ("", "{root}/project/runs")],
+)
+def test_a_recorded_job_is_trained_again_beside_its_run(
+    start: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "project/runs/mine-0001"
+    run.mkdir(parents=True)
+    (run / "created").touch()
+    (run / "job.yaml").write_text(f"{PLAIN}runs: runs\n")
+    monkeypatch.delenv("QUORATE_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path / start)
+    assert load_job(run / "job.yaml", {}, []).spec.runs == folder.format(root=tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 
 from quorate.core.errors import JobFileError, Problem, RequestError
 from quorate.core.regular_file import read_regular
-from quorate.core.runs_folder import USUAL_RUNS, runs_of_job
+from quorate.core.runs_folder import USUAL_RUNS, is_run, runs_of_job
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.keys import AUTO, keys_of, nearest_file
 from quorate.spec.options import SectionType
@@ -174,10 +174,16 @@ def with_runs_placed(layers: Layers, file: Path) -> Layers:
     given, folder = layers.values.get("runs"), file.parent
     if not file.is_file() or ("runs" in layers.values and not (isinstance(given, str) and given)):
         return layers  # a pipe is nowhere; what is no folder is told with the other keys
-    runs = runs_of_job(folder) if given is None else Path(given)
-    if given is not None and folder.resolve() != Path.cwd():
-        runs = folder.absolute() / runs
-    return layers if runs == USUAL_RUNS else replace(layers, values={**layers.values, "runs": str(runs)})
+    if is_run(folder):  # a recorded job is trained again beside its run, wherever that was started
+        beside = folder.absolute().parent
+        runs = USUAL_RUNS if beside == USUAL_RUNS.absolute() else beside
+    else:
+        runs = runs_of_job(folder) if given is None else Path(given)
+        if given is not None and folder.resolve() != Path.cwd():
+            runs = folder.absolute() / runs
+    if given is None and runs == USUAL_RUNS:
+        return layers
+    return replace(layers, values={**layers.values, "runs": str(runs)})
 
 
 def read_job_file(path: Path, *, recorded: bool = False) -> Document:
