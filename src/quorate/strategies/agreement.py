@@ -148,7 +148,7 @@ class StepAgreement:
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
-        is_audit = self.audit is not None and self.audit.is_due(step)
+        is_audit = self.audit is not None and step >= self.audit.due
         is_lone = self.is_alone and len(results) == 1 and not is_audit
         if is_lone and (lone := _lone(results[0], request)) is not None:
             return lone
