@@ -70,6 +70,8 @@ class FlatGradients(Gradients):
         self.plan = plan
         self.lanes = {lane: self._over(memory.lanes[lane]) for lane in sorted(memory.lanes)}
         self.total = self._over(memory.total)
+        # Of each bucket those of the hosted lanes, in their order.
+        self.hosted = [[flat.buckets[index] for flat in self.lanes.values()] for index in range(len(plan))]
         self._writes_are_slow = memory.writes_are_slow
         self._writable: FlatTensors | None = None
         self._last = self.lanes[max(self.lanes)]
@@ -97,15 +99,15 @@ class FlatGradients(Gradients):
         return {}
 
     def begin(self, lane: int) -> None:
-        super().begin(lane)
+        self.drop()
         self._current = self.lanes[lane]
         self._in_backward = self._in_last_backward = False  # of a pass that was broken off
         self._touched.clear()
         if self._readiness is not None:
             self._readiness.begin()
 
-    def begin_pass(self, *, is_last: bool) -> None:
-        super().begin_pass(is_last=is_last)
+    def begin_pass(self, *, is_last: bool = False) -> None:
+        self.check_left_alone()
         self._in_backward, self._in_last_backward = True, is_last
 
     def end_pass(self) -> None:
@@ -159,7 +161,8 @@ class FlatGradients(Gradients):
             bits |= 1 << index
             if not self._is_left(index):
                 raise detached(self.names[index])
-        self._announce_rest()
+        if self._readiness is not None:
+            self._announce_rest()
         return bits
 
     def clear(self, lane: int) -> None:
@@ -254,6 +257,7 @@ class FlatGradients(Gradients):
         return self._current is self._last and self.announces
 
     def check_left_alone(self) -> None:
+        """Raise where user code has computed a gradient."""
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is not None and index not in self._touched:
                 raise computed_inside(self.names[index])

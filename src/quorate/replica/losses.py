@@ -86,7 +86,9 @@ class Unread:
         for name, samples, value, items, per_item in self.losses:
             total = number(value) if per_item else number(value) * samples
             count = number(items) if isinstance(items, torch.Tensor) else items
-            totals.setdefault(name, LossSum()).add(LossSum(total, count, per_item))
+            own = LossSum(0.0 + total, 0.0 + count, per_item)  # a sum of one, in which −0.0 becomes 0.0
+            if totals.setdefault(name, own) is not own:
+                totals[name].add(own)
         return totals
 
     def logged_sums(self, number: Number) -> dict[str, tuple[float, float]]:

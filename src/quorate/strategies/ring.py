@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -208,8 +207,8 @@ class RingStrategy:
         elif self._together is not None:
             self._together(step)
         elif self._flat is not None:
-            for index in range(len(self._flat.plan)):
-                _sum_bucket(self._links, self._flat, step, index)
+            for index, total in enumerate(self._flat.total.buckets):
+                self._links.all_reduce(step, index, self._flat.hosted[index], total)
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         with self._activity.waiting(OTHERS):
@@ -223,11 +222,6 @@ class RingStrategy:
         self.lag = None  # it refers to this, and such a circle would keep the gradients until somebody collects it
 
 
-def _sum_bucket(links: Reduction, gradients: FlatGradients, step: int, index: int) -> None:
-    lanes = [flat.buckets[index] for flat in gradients.lanes.values()]
-    links.all_reduce(step, index, lanes, gradients.total.buckets[index])
-
-
 class OverlappedReducer:
     """A thread that sums the first buckets of a step while the backward pass still fills the others.
 
@@ -236,7 +230,7 @@ class OverlappedReducer:
     """
 
     def __init__(self, links: Reduction, gradients: FlatGradients) -> None:
-        self._sum: Callable[[int, int], None] = partial(_sum_bucket, links, gradients)
+        self._links, self._gradients = links, gradients
         self._last = len(gradients.plan) - 1
         self._announced: SimpleQueue[tuple[int, int, bool] | None] = SimpleQueue()
         self._all_summed = threading.Event()
@@ -273,7 +267,8 @@ class OverlappedReducer:
                 try:
                     # A mode of each thread; an addition must round like those of the thread that trains.
                     torch.set_flush_denormal(flushes_denormals)
-                    self._sum(step, index)
+                    gradients = self._gradients
+                    self._links.all_reduce(step, index, gradients.hosted[index], gradients.total.buckets[index])
                 except BaseException as error:
                     self._error = error
             if index == self._last:

@@ -19,7 +19,7 @@ from quorate.replica.losses import GivenLoss, LossSum, Number, Unread, checked_l
 from quorate.replica.optimizers import SOLE
 from quorate.replica.replica import Replica
 from quorate.replica.state_watch import StateWatch
-from quorate.task.task import Task, take_log
+from quorate.task.task import LOG, Task, take_log
 
 SEEDS_AHEAD = 32
 ASIDE = -1
@@ -136,6 +136,7 @@ class LaneRunner:
     def __post_init__(self) -> None:
         spec = self.replica.spec
         self._device, self._threads = self.replica.device, spec.threads
+        self._is_plain = self._device.is_host and self._device.precision == "fp32"
         self._metrics_every, self._record = spec.train_metrics_every, spec.record
 
     @contextmanager
@@ -166,9 +167,7 @@ class LaneRunner:
         if not batches:
             self.gradients.clear(lane)
             return result
-        replica, device = self.replica, self._device
-        replica.begin_lane()
-        put_back = self.watch.before_lane()
+        device, put_back = self._device, self.watch.before_lane()
         self._pin_threads()
         device.seed(self._seeds.get((step, lane)) or self._seed_of(step, lane))
         self.gradients.begin(lane if slot is None else slot)
@@ -183,8 +182,8 @@ class LaneRunner:
                 losses = self.graphs.run(batch, self.gradients, spans, self._run_eagerly)
             # What is read at once needs no copy.
             result.unread.losses += losses if is_last and device.is_host else [loss.kept() for loss in losses]
-            if logged := take_log(self.task):
-                result.unread.logged.append((samples, logged))
+            if vars(self.task).get(LOG):
+                result.unread.logged.append((samples, take_log(self.task)))
         del losses  # or the graph of the last would take its memory until the lane has ended
         self._end(step, result, batches, meanwhile)
         assigned = self.watch.after_lane()
@@ -258,10 +257,13 @@ class LaneRunner:
         """The task's own code, forward and backward; the losses are still on the device."""
         replica, samples = self.replica, batch.samples
         began = 0.0 if spans is None else spans.clock()
-        content = replica.device.move(batch.content)
+        content = batch.content if self._is_plain else replica.device.move(batch.content)
         try:
-            with replica.device.autocast():
-                loss = replica.device.compiled(self.task.loss)(replica.model, content)
+            if self._is_plain:
+                loss = self.task.loss(replica.model, content)
+            else:
+                with replica.device.autocast():
+                    loss = replica.device.compiled(self.task.loss)(replica.model, content)
         except RAISED as error:
             blame_user_code(error, "loss()", self._hint_of(batch))
             raise

@@ -107,7 +107,7 @@ class Agreement(NamedTuple):
     data_s: float = 0.0
     put_back: tuple[str, ...] = ()
     shortage: Shortage | None = None
-    scaling: Scaling | None = None
+    scaling: Scaling = Scaling()
     digests: tuple[tuple[int, ...], ...] = ()
     norms: Mapping[str, float] = NO_NORMS
     told: tuple[Event, ...] = ()
@@ -124,18 +124,13 @@ class Agreement(NamedTuple):
         is_skipped = self.skipped is not None and not self.skipped.is_partial
         return is_skipped or self.shortage is not None or not self.samples
 
-    @property
-    def has_overflowed(self) -> bool:
-        """Whether the optimizers leave the step out, since its gradients are too large for float16."""
-        return self.scaling is not None and self.scaling.overflowed
-
 
 def advanced(progress: Progress, agreed: Agreement) -> Progress:
     """How far a job is with one more step."""
     if agreed.is_void:
         return progress.after_step(0, bad=len(agreed.bad), is_barren=not agreed.samples)
     after = progress.after_step(agreed.samples, agreed.tally, bad=len(agreed.bad))
-    return replace(after, overflows=after.overflows + 1) if agreed.has_overflowed else after
+    return replace(after, overflows=after.overflows + 1) if agreed.scaling.overflowed else after
 
 
 def step_completed(
@@ -184,8 +179,8 @@ def step_completed(
         bad_samples=len(agreement.bad),
         bad=ranges_of(agreement.bad) if agreement.bad else (),
         warnings=warnings,
-        loss_scale=None if agreement.scaling is None else agreement.scaling.scale,
-        overflow=agreement.has_overflowed,
+        loss_scale=agreement.scaling.scale,
+        overflow=agreement.scaling.overflowed,
         skipped=None
         if skipped is None
         else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples), skipped.is_partial),

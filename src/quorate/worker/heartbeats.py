@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from quorate.core.generation import APPLY, COMPUTE, DATA, Pace
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
+from quorate.observe.events import EvaluationDone
 
 log = logging.getLogger(__name__)
 # A message that is too large is refused for good, and would keep every heartbeat after it from being sent.
@@ -17,24 +18,25 @@ MOST_KEPT = 10_000
 
 
 class Lease:
-    """A permission that ends by itself. It counts from the *sending* of the call that renewed it."""
+    """A permission that lasts `until` then, if it has not been ended before. It counts from the *sending* of the call
+    that renewed it."""
 
     def __init__(self, timing: Timing, now: Callable[[], float]) -> None:
         self._timing = timing
-        self._now = now
+        self.now = now
         self._answered = now()
-        self._until = self._answered
+        self.until = self._answered
         self._refused: float | None = None
-        self._ended = False
+        self.has_ended = False
 
     def renew(self, sent: float, seconds: float) -> None:
         """By an answer to what was sent then; of 0 seconds where it is not granted."""
         if seconds > 0:
             self._answered = max(self._answered, sent)
-            self._until = max(self._until, sent + seconds)
+            self.until = max(self.until, sent + seconds)
             self._refused = None
         elif self._refused is None:
-            self._refused = self._now()
+            self._refused = self.now()
 
     def unanswered(self) -> None:
         """A call was: whoever refused before may be gone, and what it said with it."""
@@ -42,11 +44,11 @@ class Lease:
 
     def end(self) -> None:
         """The job is over: nothing may be done in its name any more, whatever answer is still on its way."""
-        self._ended = True
+        self.has_ended = True
 
     def remaining(self) -> float:
         """Seconds that are left; not positive when it is over."""
-        return 0.0 if self._ended else self._until - self._now()
+        return 0.0 if self.has_ended else self.until - self.now()
 
     def hope(self, patience: float) -> float:
         """Seconds for which it is of use to wait for the next, after this one has ended; not positive when it is not.
@@ -54,16 +56,16 @@ class Lease:
         A coordinator that is silent may be started again, for which it has `patience` seconds. One that answers, and
         grants none, has somebody else in this worker's place.
         """
-        if self._ended:
+        if self.has_ended:
             return patience
         timeout = self._timing.failure_timeout
-        until = self._until + max(patience, timeout)
+        until = self.until + max(patience, timeout)
         if self._refused is not None:
-            until = min(until, max(self._until, self._refused) + timeout)
-        return until - self._now()
+            until = min(until, max(self.until, self._refused) + timeout)
+        return until - self.now()
 
     def explain_giving_up(self, address: str, patience: float) -> str:
-        silence = f"{self._now() - self._answered:.1f} s"
+        silence = f"{self.now() - self._answered:.1f} s"
         if self._refused is not None:
             return f"the coordinator at {address} has granted no lease for {silence}: this worker was replaced"
         return (
@@ -73,7 +75,7 @@ class Lease:
 
     def explain(self, address: str) -> str:
         return (
-            f"the coordinator at {address} has not answered for {self._now() - self._answered:.1f} s, longer than the"
+            f"the coordinator at {address} has not answered for {self.now() - self._answered:.1f} s, longer than the"
             f" lease of {self._timing.lease:.1f} s (failure_timeout: {self._timing.failure_timeout}); this worker"
             " stops, since its lanes may be somebody else's by now"
         )
@@ -91,9 +93,11 @@ class Outbox:
     """A queue of events. `publish` never waits; batches are taken by one thread at a time.
 
     `queued` and `arrived` count the events that ever were; one that is left out counts as arrived with its batch.
+    `hurry` has the next batch sent at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hurry: Callable[[], None] = lambda: None) -> None:
+        self._hurry = hurry
         self.queued = self.arrived = 0
         self._events: deque[Event] = deque()
         self._left_over = ""  # the line of the event that did not fit into the last batch
@@ -105,6 +109,8 @@ class Outbox:
         """Queue an event. It becomes JSON later, on the thread that sends it: training waits for this call."""
         self.queued += 1
         self._events.append(event)
+        if isinstance(event, EvaluationDone):
+            self._hurry()  # a search decides by it whether this run goes on
 
     def next_batch(self) -> Batch:
         """What to tell next: what has not been answered yet, or the oldest that is queued."""
