@@ -61,11 +61,11 @@ class Reading:
         self.activity.begin_step(1)
         sampler: Any = LaneSampler(gang.job(tasks.Regression, lanes=3, batch_size=3, steps=8), 96, lambda *_: None)
         evaluation = SimpleNamespace(is_due=lambda step, _: step == 2)
-        given: Any = (self.feed, sampler, evaluation, HOSTED, self.activity, device or Away(), ())
+        given: Any = (self.feed, sampler, evaluation, HOSTED, self.activity, device or Away(), (), LAST)
         self.reader = AheadReader(*given)
 
     def ahead(self, step: int, lane: int) -> None:
-        self.reader.read_ahead(step, lane, LAST)
+        self.reader.read_ahead(step, lane)
 
     def read(self, step: int, lane: int) -> list[Any]:
         return [batch.content for batch in self.reader.read(step, lane)]

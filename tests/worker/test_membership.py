@@ -722,7 +722,7 @@ def test_who_counts_as_lost_gets_no_lease_any_more(tmp_path: Path) -> None:
             for member in members:
                 member.publish(make_event("log"))
                 member.flush_last()
-            ends.append([member._lease.until for member in members])
+            ends.append([member._lease._until for member in members])
         before, after = ends
         assert after[0] > before[0]
         assert after[1] == before[1]

@@ -14,7 +14,7 @@ from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, TaskError
 from quorate.core.generation import Cursor, Phase
 from quorate.core.user_code import user_code
-from quorate.data.indices import Indices, indices_of, joined
+from quorate.data.indices import Indices, indices_of
 from quorate.data.ledger import Tally
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
@@ -98,11 +98,10 @@ class Sampler(ABC):
             return (share,) if len(share) else ()
         return tuple(share[part] for part in cut(len(share), count) if part.start < part.stop)
 
-    def reading(self, step: int, lane: int, changes: MicroBatchChanges = ()) -> "LaneReading":
-        """What a lane asks for at a step."""
+    def requests(self, step: int, lane: int, changes: MicroBatchChanges) -> "list[Request]":
+        """What a lane asks for at a step, a micro-batch each."""
         epoch, parts = self.epoch_of(step), self.micro_batches(step, lane, changes)
-        requests = [Request(Source.TRAINING, epoch, samples, lane) for samples in parts]
-        return LaneReading(requests, joined([each.numbers for each in requests]))
+        return [Request(Source.TRAINING, epoch, samples, lane) for samples in parts]
 
     def is_own(self, epoch: int) -> bool:  # noqa: ARG002
         """Whether the order of an epoch is the task's own, which may repeat samples and leave some out."""
@@ -224,16 +223,9 @@ class Request:
         return f"Request({self.source.value}, epoch {self.epoch}, samples {self.indices}, lane {self.lane})"
 
 
-class LaneReading(NamedTuple):
-    """The requests of a lane at a step, a micro-batch each, and the samples of all of them."""
-
-    requests: Sequence[Request]
-    samples: Indices
-
-
 class StepPlan(NamedTuple):
-    """What is known of a step before it: how many samples its lanes read together, into how many micro-batches each
-    cuts its own, and what the hosted lanes ask for. `own_order`: that of the epoch is the task's own."""
+    """What is known of a step beforehand: how many samples its lanes read together, into how many micro-batches each
+    cuts its own, and the requests of the hosted ones. `own_order`: that of the epoch is the task's own."""
 
     step: int
     epoch: int
@@ -241,12 +233,11 @@ class StepPlan(NamedTuple):
     micro_batches: int
     ends_epoch: bool
     own_order: bool
-    lanes: Mapping[int, LaneReading]
+    requests: Mapping[int, list[Request]]
 
 
 class StepPlans(dict[int, StepPlan]):
-    """The plans of steps for the host of these lanes. They are made for many steps of an epoch at once, and those that
-    are long past are dropped."""
+    """The plans of steps for the host of these lanes, made for many of an epoch at once; those long past are gone."""
 
     def __init__(self, sampler: Sampler, hosted: Sequence[int], changes: MicroBatchChanges) -> None:
         super().__init__()
@@ -259,15 +250,10 @@ class StepPlans(dict[int, StepPlan]):
             del self[past]
         # An order of the task's own is asked for when its epoch begins.
         for each in range(step, min(step + PLANNED, (epoch + 1) * sampler.steps_per_epoch + 1)):
-            self[each] = StepPlan(
-                each,
-                epoch,
-                sampler.batch_samples(each),
-                micro_batch_count(sampler.spec.accumulate, self.changes, each),
-                sampler.ends_epoch(each),
-                sampler.is_own(epoch),
-                {lane: sampler.reading(each, lane, self.changes) for lane in self._hosted},
-            )
+            count = micro_batch_count(sampler.spec.accumulate, self.changes, each)
+            requests = {lane: sampler.requests(each, lane, self.changes) for lane in self._hosted}
+            ends, own_order = sampler.ends_epoch(each), sampler.is_own(epoch)
+            self[each] = StepPlan(each, epoch, sampler.batch_samples(each), count, ends, own_order, requests)
         return self[step]
 
 

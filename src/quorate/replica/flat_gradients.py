@@ -70,8 +70,6 @@ class FlatGradients(Gradients):
         self.plan = plan
         self.lanes = {lane: self._over(memory.lanes[lane]) for lane in sorted(memory.lanes)}
         self.total = self._over(memory.total)
-        # Of each bucket those of the hosted lanes, in their order.
-        self.hosted = [[flat.buckets[index] for flat in self.lanes.values()] for index in range(len(plan))]
         self._writes_are_slow = memory.writes_are_slow
         self._writable: FlatTensors | None = None
         self._last = self.lanes[max(self.lanes)]
@@ -88,6 +86,12 @@ class FlatGradients(Gradients):
         """Call `ready` with each bucket, in the order of the plan, as soon as the last hosted lane has filled it."""
         self._readiness = _Readiness(self.plan, ready)
         self._hook(range(len(self.parameters)))
+
+    @property
+    def sums(self) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
+        """Each bucket of the hosted lanes, in their order, and that of the sum."""
+        pairs = zip(zip(*(flat.buckets for flat in self.lanes.values()), strict=True), self.total.buckets, strict=True)
+        return [(list(lanes), total) for lanes, total in pairs]
 
     @property
     def latest(self) -> FlatTensors:

@@ -90,8 +90,7 @@ class Gradients:
 
     def total_norm(self, device: Device) -> float:
         """The norm of the sum."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        return total_norm(norms_of(gradients), device)
+        return total_norm(norms_of([p.grad for p in self.parameters if p.grad is not None]), device)
 
     def norm(self) -> torch.Tensor:
         """The same, still on the device."""

@@ -71,8 +71,7 @@ class Replica:
             self.loss_scale = LossScale(spec.loss_scale, device)
         # Told of the progress of a state that is about to be loaded.
         self.before_load: Callable[[Any], None] = lambda _: None
-        self._tensors = [parameter for _, parameter in self.parameters]
-        self.trained = list(map(IS_TRAINED, self._tensors))
+        self.trained = [parameter.requires_grad for _, parameter in self.parameters]
         self.modules = tuple(self.model.modules())
         self.modes = self._built_modes = list(map(MODE, self.modules))
 
@@ -84,7 +83,7 @@ class Replica:
         fused = dict.fromkeys(name for name, group in groups if group.get("fused"))
         lies_last = any(
             p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
-            for p in self._tensors
+            for _, p in self.parameters
         )
         words = {
             facts.get("gpu", self.device.name): True,
@@ -159,7 +158,7 @@ class Replica:
 
     def versions(self) -> list[int]:
         """A number for each parameter that grows when it is written to."""
-        return list(map(VERSION, self._tensors))
+        return [parameter._version for _, parameter in self.parameters]
 
     def check_unchanged(self, before: list[int], where: str) -> None:
         """Refuse a parameter that user code has changed outside the optimizer: the next lane would start from it."""
@@ -169,8 +168,6 @@ class Replica:
 
     def check_trainable(self) -> None:
         """Refuse a parameter that was frozen or thawed while training: the exchange was laid out without it."""
-        if list(map(IS_TRAINED, self._tensors)) == self.trained:
-            return
         for (name, parameter), trained in zip(self.parameters, self.trained, strict=True):
             if parameter.requires_grad is not trained:
                 raise UnsupportedModelError(

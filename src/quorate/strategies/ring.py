@@ -182,6 +182,7 @@ class RingStrategy:
         self._gradients = gradients
         # A lone lane has nothing to sum: its gradients are where the optimizer looks for them.
         self._flat = gradients if isinstance(gradients, FlatGradients) else None
+        self._sums = [] if self._flat is None else self._flat.sums
         self._reducer: OverlappedReducer | None = None
         if self._flat is not None and overlaps:
             log.info("gradients are sent while the backward pass still runs")
@@ -206,9 +207,9 @@ class RingStrategy:
             self._reducer.wait()
         elif self._together is not None:
             self._together(step)
-        elif self._flat is not None:
-            for index, total in enumerate(self._flat.total.buckets):
-                self._links.all_reduce(step, index, self._flat.hosted[index], total)
+        else:
+            for index, (lanes, total) in enumerate(self._sums):
+                self._links.all_reduce(step, index, lanes, total)
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         with self._activity.waiting(OTHERS):
@@ -230,7 +231,7 @@ class OverlappedReducer:
     """
 
     def __init__(self, links: Reduction, gradients: FlatGradients) -> None:
-        self._links, self._gradients = links, gradients
+        self._links, self._sums = links, gradients.sums
         self._last = len(gradients.plan) - 1
         self._announced: SimpleQueue[tuple[int, int, bool] | None] = SimpleQueue()
         self._all_summed = threading.Event()
@@ -267,8 +268,7 @@ class OverlappedReducer:
                 try:
                     # A mode of each thread; an addition must round like those of the thread that trains.
                     torch.set_flush_denormal(flushes_denormals)
-                    gradients = self._gradients
-                    self._links.all_reduce(step, index, gradients.hosted[index], gradients.total.buckets[index])
+                    self._links.all_reduce(step, index, *self._sums[index])
                 except BaseException as error:
                     self._error = error
             if index == self._last:

@@ -35,7 +35,7 @@ from quorate.training.lane import LaneResult, LaneRunner
 
 @dataclass(eq=False)
 class LaneReader:
-    """Has the batches of lanes in the order of the feed's plan. `plans` are those of the steps."""
+    """Has the batches of lanes in the order of the feed's plan. `last` is the last step, `plans` are those of steps."""
 
     feed: Feed
     sampler: Sampler
@@ -44,6 +44,7 @@ class LaneReader:
     activity: Activity
     device: Device
     changes: MicroBatchChanges
+    last: int
     audited: Callable[[int], Sequence[int]] = lambda _: ()
 
     def __post_init__(self) -> None:
@@ -53,12 +54,13 @@ class LaneReader:
         """The micro-batches of a lane, as the feed answers; `aside`: of one that is audited here. `again`: and nothing
         else afterwards, since this generation has no other step."""
         plan = self.plans[step]
-        reading = plan.lanes.get(lane) or self.sampler.reading(step, lane, self.plans.changes)
+        requests = plan.requests.get(lane) or self.sampler.requests(step, lane, self.plans.changes)
         if again:
-            self.feed.begin_again(iter(reading.requests))
+            self.feed.begin_again(iter(requests))
+        samples = requests[0].numbers if len(requests) == 1 else joined([each.numbers for each in requests])
         # Before the first is read: if that kills the worker, somebody can tell which they were.
-        self.activity.write_samples(plan.epoch, reading.samples.data)
-        return [self.feed.next(request) for request in reading.requests]
+        self.activity.write_samples(plan.epoch, samples.data)
+        return [self.feed.next(request) for request in requests]
 
     def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
         """Read on from here, by another plan."""
@@ -83,12 +85,12 @@ class AheadReader(LaneReader):
             return batches
         return super().read(step, lane, again=again)
 
-    def read_ahead(self, step: int, lane: int, last: int, *, aside: bool = False) -> None:
-        """Those of the lane that follows this one, unless an evaluation comes first or the end, at step `last`: the
-        feed answers in the order of its plan."""
+    def read_ahead(self, step: int, lane: int, *, aside: bool = False) -> None:
+        """Those of the lane that follows this one, unless an evaluation comes first or the end: the feed answers in the
+        order of its plan."""
         rest = self._order(step)
         rest = rest[rest.index((lane, aside)) + 1 :]
-        if not rest and (step >= last or self.evaluation.is_due(step, self.sampler)):
+        if not rest and (step >= self.last or self.evaluation.is_due(step, self.sampler)):
             return
         place = (step, *rest[0]) if rest else (step + 1, *self._order(step + 1)[0])
         began = perf_counter()
@@ -127,14 +129,14 @@ class HostedLanes:
     notes: list[str] = field(default_factory=list)
     draws: bool = False
 
-    def run(self, step: int, progress: Progress, last: int, *, is_audited: bool = False) -> list[LaneResult]:
-        """All lanes of a step, of which `last` is the last one. Where memory runs out in one, the rest has nothing to
-        do: its gradients are as many zeros, for which nobody waits in vain, and the step counts for nothing."""
+    def run(self, step: int, progress: Progress, *, is_audited: bool = False) -> list[LaneResult]:
+        """All lanes of a step. Where memory runs out in one, the rest has nothing to do: its gradients are as many
+        zeros, for which nobody waits in vain, and the step counts for nothing."""
         if self.audit is not None:
             # Also where no lane is due: another may have a doubt that this worker settles.
             self.audit.compute = partial(self._compute_again, step)
             if is_audited:
-                self._audit_others(self.audit, step, last)
+                self._audit_others(self.audit, step)
         results: list[LaneResult] = []
         catches = self.spec.on_out_of_memory == "shrink"
         for lane in self.hosted:
@@ -142,21 +144,15 @@ class HostedLanes:
                 self.runner.run(step, lane, (), 0)
                 result = LaneResult(lane, 0, shortage=results[-1].shortage)
             elif catches:
-                result = self._tried(partial(self.run_lane, step, lane, progress, last, is_audited), lane)
+                result = self._tried(partial(self.run_lane, step, lane, progress, is_audited), lane)
             else:
-                result = self.run_lane(step, lane, progress, last, is_audited)
+                result = self.run_lane(step, lane, progress, is_audited)
             result.micro_batches = self.reader.plans[step].micro_batches
             results.append(result)
         return results
 
     def run_lane(
-        self,
-        step: int,
-        lane: int,
-        progress: Progress,
-        last: int,
-        is_audited: bool = False,
-        batch_samples: int | None = None,
+        self, step: int, lane: int, progress: Progress, is_audited: bool = False, batch_samples: int | None = None
     ) -> LaneResult:
         """One of them. Its gradient is weighted by its part in so many samples, or else in those of the step."""
         activity = self.activity
@@ -171,7 +167,7 @@ class HostedLanes:
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
         following: Callable[[], None] | None = None
         if isinstance(self.reader, AheadReader):
-            following = partial(self.reader.read_ahead, step, lane, last)
+            following = partial(self.reader.read_ahead, step, lane)
         result = self.runner.run(
             step, lane, batches, batch_samples or plan.samples, activity.spans, meanwhile=following
         )
@@ -230,12 +226,12 @@ class HostedLanes:
         self.device.free_unused()
         return LaneResult(lane, 0, shortage=why)
 
-    def _audit_others(self, audit: LaneAudit, step: int, last: int) -> None:
+    def _audit_others(self, audit: LaneAudit, step: int) -> None:
         for lane in audit.lanes(step):
             read = partial(self.reader.read, step, lane, aside=True)
             following: Callable[[], None] | None = None
             if isinstance(self.reader, AheadReader):
-                following = partial(self.reader.read_ahead, step, lane, last, aside=True)
+                following = partial(self.reader.read_ahead, step, lane, aside=True)
             audit.see(lane, self._outcome(self._run_aside(step, lane, read, following)))
 
     def _compute_again(self, step: int, lane: int) -> Outcome | None:

@@ -134,10 +134,8 @@ class LaneRunner:
     _has_begun: bool = False  # a lane: of one that has not, the gradients are still those of the one before
 
     def __post_init__(self) -> None:
-        spec = self.replica.spec
-        self._device, self._threads = self.replica.device, spec.threads
+        self._device, self._spec = self.replica.device, self.replica.spec
         self._is_plain = self._device.is_host and self._device.precision == "fp32"
-        self._metrics_every, self._record = spec.train_metrics_every, spec.record
 
     @contextmanager
     def aside(self, slot: int) -> Iterator[None]:
@@ -211,7 +209,7 @@ class LaneRunner:
             from quorate.replica.lane_digest import collected  # where somebody disturbs the worker on purpose
 
             self.on_lane(collected(self.gradients, by_tensor=False)[0])
-        if self._record is not None:
+        if self._spec.record is not None:
             self.digest(result)
         if meanwhile is not None:
             meanwhile()
@@ -221,7 +219,8 @@ class LaneRunner:
             result.taken = replica.buffers.take()
             if result.taken is None:
                 result.buffers = replica.buffers.take_changes()
-        if self._metrics_every is not None and step % self._metrics_every == 0 and slot is None:
+        every = self._spec.train_metrics_every
+        if every is not None and step % every == 0 and slot is None:
             result.log = {**self._metrics(step, lane, batches), **result.log}
 
     def read(self, results: Sequence[LaneResult]) -> None:
@@ -233,8 +232,8 @@ class LaneRunner:
                 result.buffers, result.taken = self.replica.buffers.changes_in(result.taken), None
 
     def _pin_threads(self) -> None:
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        if torch.get_num_threads() != self._spec.threads:
+            torch.set_num_threads(self._spec.threads)
 
     def digest(self, result: LaneResult, *, by_tensor: bool = False) -> None:
         """Add the digest of the lane that has just ended to its result, and those of its tensors if asked for."""
@@ -244,7 +243,7 @@ class LaneRunner:
         from quorate.replica.lane_digest import collected, lane_digests
 
         groups = collected(self.gradients, by_tensor=False)
-        if by_tensor or self._record == "tensors":
+        if by_tensor or self._spec.record == "tensors":
             groups += collected(self.gradients, by_tensor=True)
         found = lane_digests(groups, self._device)
         if self._device.is_host:

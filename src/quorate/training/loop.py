@@ -88,8 +88,8 @@ class Loop:
         hosted, device, audit = self.strategy.hosted, self.replica.device, self.audit
         audited = (lambda _: ()) if audit is None else audit.lanes
         kind = LaneReader if device.is_host else AheadReader
-        changes = self.progress.micro_batches
-        reader = kind(self.feed, self.sampler, self.evaluation, hosted, self.activity, device, changes, audited)
+        changes, data = self.progress.micro_batches, (self.feed, self.sampler, self.evaluation)
+        reader = kind(*data, hosted, self.activity, device, changes, self._last, audited)
         return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease, self.audit)
 
     @staticmethod
@@ -177,7 +177,7 @@ class Loop:
         activity.begin_step(step)
         strategy.begin(step)
         is_audited = self.audit is not None and step >= self.audit.due
-        results = self._hosted.run(step, self.progress, self._last, is_audited=is_audited)
+        results = self._hosted.run(step, self.progress, is_audited=is_audited)
         return self._advance(step, results)
 
     def _wishes(self) -> StepRequest:

@@ -18,25 +18,24 @@ MOST_KEPT = 10_000
 
 
 class Lease:
-    """A permission that lasts `until` then, if it has not been ended before. It counts from the *sending* of the call
-    that renewed it."""
+    """A permission that ends by itself. It counts from the *sending* of the call that renewed it."""
 
     def __init__(self, timing: Timing, now: Callable[[], float]) -> None:
         self._timing = timing
-        self.now = now
+        self._now = now
         self._answered = now()
-        self.until = self._answered
+        self._until = self._answered
         self._refused: float | None = None
-        self.has_ended = False
+        self._ended = False
 
     def renew(self, sent: float, seconds: float) -> None:
         """By an answer to what was sent then; of 0 seconds where it is not granted."""
         if seconds > 0:
             self._answered = max(self._answered, sent)
-            self.until = max(self.until, sent + seconds)
+            self._until = max(self._until, sent + seconds)
             self._refused = None
         elif self._refused is None:
-            self._refused = self.now()
+            self._refused = self._now()
 
     def unanswered(self) -> None:
         """A call was: whoever refused before may be gone, and what it said with it."""
@@ -44,11 +43,11 @@ class Lease:
 
     def end(self) -> None:
         """The job is over: nothing may be done in its name any more, whatever answer is still on its way."""
-        self.has_ended = True
+        self._ended = True
 
     def remaining(self) -> float:
         """Seconds that are left; not positive when it is over."""
-        return 0.0 if self.has_ended else self.until - self.now()
+        return 0.0 if self._ended else self._until - self._now()
 
     def hope(self, patience: float) -> float:
         """Seconds for which it is of use to wait for the next, after this one has ended; not positive when it is not.
@@ -56,16 +55,16 @@ class Lease:
         A coordinator that is silent may be started again, for which it has `patience` seconds. One that answers, and
         grants none, has somebody else in this worker's place.
         """
-        if self.has_ended:
+        if self._ended:
             return patience
         timeout = self._timing.failure_timeout
-        until = self.until + max(patience, timeout)
+        until = self._until + max(patience, timeout)
         if self._refused is not None:
-            until = min(until, max(self.until, self._refused) + timeout)
-        return until - self.now()
+            until = min(until, max(self._until, self._refused) + timeout)
+        return until - self._now()
 
     def explain_giving_up(self, address: str, patience: float) -> str:
-        silence = f"{self.now() - self._answered:.1f} s"
+        silence = f"{self._now() - self._answered:.1f} s"
         if self._refused is not None:
             return f"the coordinator at {address} has granted no lease for {silence}: this worker was replaced"
         return (
@@ -75,7 +74,7 @@ class Lease:
 
     def explain(self, address: str) -> str:
         return (
-            f"the coordinator at {address} has not answered for {self.now() - self._answered:.1f} s, longer than the"
+            f"the coordinator at {address} has not answered for {self._now() - self._answered:.1f} s, longer than the"
             f" lease of {self._timing.lease:.1f} s (failure_timeout: {self._timing.failure_timeout}); this worker"
             " stops, since its lanes may be somebody else's by now"
         )

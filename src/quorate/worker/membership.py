@@ -14,7 +14,6 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, Pace, WorkerStatus
 from quorate.core.machine import why_no_thread
 from quorate.core.timing import SYSTEM, ClockOffset, Latch, RemoteClock, Runtime, Thread, Timing
-from quorate.observe.event import Event
 from quorate.training.strategy import NOTHING_ASKED, Save, StepRequest
 from quorate.wire.link import Deadline
 from quorate.wire.proto import coordinator_pb2 as pb
@@ -38,7 +37,8 @@ _REST_LIMIT = 0.5
 
 @dataclass(eq=False)
 class Membership:
-    """A worker's membership of its job. `view` is what it has heard and promised so far.
+    """A worker's membership of its job. `view` is what it has heard and promised so far. `publish` tells an event with
+    the next heartbeat; it never waits. `lease_remaining` are the seconds for which this worker may act.
 
     `patience` is for how many seconds after the end of its lease a coordinator may still be followed by another: on the
     launcher's host without end, since a worker there dies with its launcher, who replaces coordinators.
@@ -63,6 +63,7 @@ class Membership:
         self._closing = Latch(self.runtime)
         self._lease = Lease(self.timing, self.runtime.now)
         self._outbox = Outbox(self._closing.wake)
+        self.lease_remaining, self.publish = self._lease.remaining, self._outbox.publish
         self._coordinator_clock = RemoteClock()
         # Of the thread that sends heartbeats, and of whoever has something to tell at once: one is sent at a time.
         self._turn = self.runtime.condition()
@@ -157,21 +158,15 @@ class Membership:
 
     # --- acting
 
-    @property
-    def lease_remaining(self) -> Callable[[], float]:
-        """Seconds for which this worker may act; not positive when its lease, or the job, is over."""
-        return self._lease.remaining
-
     def clock_offset(self) -> ClockOffset | None:
         """How far the coordinator's clock is ahead of this worker's monotonic one; None if it has told no time."""
         return self._coordinator_clock.offset(self.runtime.now())
 
     def check_lease(self) -> None:
         """Raise LeaseExpired, GenerationOver or JobEnded when this worker may act no longer."""
-        lease = self._lease
         if self.view.is_over:
             self.view.check()
-        if lease.has_ended or lease.until <= lease.now():
+        if self._lease.remaining() <= 0:
             raise LeaseExpired(self._lease.explain(self.link.address))
 
     def check_commit(self) -> None:
@@ -189,11 +184,6 @@ class Membership:
     def ask_to_leave(self) -> None:
         """Tell with every heartbeat from now on that this worker has to leave. Only a flag: signal handlers call it."""
         self._is_leaving = True
-
-    @property
-    def publish(self) -> Callable[[Event], None]:
-        """Tells an event with the next heartbeat. It never waits."""
-        return self._outbox.publish
 
     def requested(self) -> StepRequest:
         """What the coordinator asks for at the next step boundary."""

@@ -157,7 +157,7 @@ class UnitLoop(Loop):
         """The lane's gradient of the mean over its own samples."""
         planned = len(self.sampler.share(unit.step, unit.lane))
         self.watch.settings.begin()
-        result = self._hosted.run_lane(unit.step, unit.lane, self.progress, self._last, batch_samples=planned)
+        result = self._hosted.run_lane(unit.step, unit.lane, self.progress, batch_samples=planned)
         self.watch.after_lanes()
         return result
 
