@@ -10,7 +10,7 @@ import torch
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.generation import COMPUTE, DATA, Cursor
-from quorate.data.sampler import LaneSampler
+from quorate.data.sampler import LaneSampler, StepPlans
 from quorate.data.samples import Batch
 from quorate.replica.device import Device
 from quorate.training import activity as activity_module
@@ -60,8 +60,9 @@ class Reading:
         self.activity = Activity(lambda *_: None)
         self.activity.begin_step(1)
         sampler: Any = LaneSampler(gang.job(tasks.Regression, lanes=3, batch_size=3, steps=8), 96, lambda *_: None)
+        plans = StepPlans(sampler, HOSTED, ())
         evaluation = SimpleNamespace(is_due=lambda step, _: step == 2)
-        given: Any = (self.feed, sampler, evaluation, HOSTED, self.activity, device or Away(), (), LAST)
+        given: Any = (self.feed, sampler, evaluation, HOSTED, self.activity, device or Away(), plans, LAST)
         self.reader = AheadReader(*given)
 
     def ahead(self, step: int, lane: int) -> None:

@@ -90,8 +90,8 @@ class FlatGradients(Gradients):
     @property
     def sums(self) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
         """Each bucket of the hosted lanes, in their order, and that of the sum."""
-        pairs = zip(zip(*(flat.buckets for flat in self.lanes.values()), strict=True), self.total.buckets, strict=True)
-        return [(list(lanes), total) for lanes, total in pairs]
+        lanes = [flat.buckets for flat in self.lanes.values()]
+        return [([each[index] for each in lanes], total) for index, total in enumerate(self.total.buckets)]
 
     @property
     def latest(self) -> FlatTensors:

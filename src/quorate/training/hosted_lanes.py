@@ -43,12 +43,9 @@ class LaneReader:
     hosted: range
     activity: Activity
     device: Device
-    changes: MicroBatchChanges
+    plans: StepPlans
     last: int
     audited: Callable[[int], Sequence[int]] = lambda _: ()
-
-    def __post_init__(self) -> None:
-        self.plans = StepPlans(self.sampler, self.hosted, self.changes)
 
     def read(self, step: int, lane: int, *, aside: bool = False, again: bool = False) -> list[Batch]:  # noqa: ARG002
         """The micro-batches of a lane, as the feed answers; `aside`: of one that is audited here. `again`: and nothing
@@ -65,9 +62,8 @@ class LaneReader:
     def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
         """Read on from here, by another plan."""
         self.plans = StepPlans(self.sampler, self.hosted, changes)
-        self.feed.begin_again(
-            planned_requests(self.sampler, self.evaluation, self.hosted, cursor, changes, self.audited)
-        )
+        rest = self.hosted, cursor, changes, self.audited
+        self.feed.begin_again(planned_requests(self.sampler, self.evaluation, *rest))
 
 
 @dataclass(eq=False)
@@ -168,9 +164,8 @@ class HostedLanes:
         following: Callable[[], None] | None = None
         if isinstance(self.reader, AheadReader):
             following = partial(self.reader.read_ahead, step, lane)
-        result = self.runner.run(
-            step, lane, batches, batch_samples or plan.samples, activity.spans, meanwhile=following
-        )
+        of_samples = batch_samples or plan.samples
+        result = self.runner.run(step, lane, batches, of_samples, activity.spans, meanwhile=following)
         result.read = read[0] if len(read) == 1 else joined(read)
         activity.leave()
         result.tally, result.data_s = Tally.of(plan.epoch, result.read), activity.seconds[DATA] - waited

@@ -12,7 +12,7 @@ from quorate.core.generation import CHECKPOINT, EVALUATION, Phase
 from quorate.core.spans import PUBLISH
 from quorate.data.feed import Feed
 from quorate.data.indices import ranges_of
-from quorate.data.sampler import PLANNED, EvaluationPlan, MicroBatchChanges, Sampler, Source
+from quorate.data.sampler import PLANNED, EvaluationPlan, MicroBatchChanges, Sampler, Source, StepPlans
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, LogMessage, RunBegan, StepCompleted, TrainingBlocks
 from quorate.replica.buffers import notice_of_few_samples
@@ -88,8 +88,9 @@ class Loop:
         hosted, device, audit = self.strategy.hosted, self.replica.device, self.audit
         audited = (lambda _: ()) if audit is None else audit.lanes
         kind = LaneReader if device.is_host else AheadReader
-        changes, data = self.progress.micro_batches, (self.feed, self.sampler, self.evaluation)
-        reader = kind(*data, hosted, self.activity, device, changes, self._last, audited)
+        plans = StepPlans(self.sampler, hosted, self.progress.micro_batches)
+        rest = self.activity, device, plans, self._last, audited
+        reader = kind(self.feed, self.sampler, self.evaluation, hosted, *rest)
         return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease, self.audit)
 
     @staticmethod

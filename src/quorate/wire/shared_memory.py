@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 from quorate.core.errors import FrameError, OutOfMemory
 from quorate.core.generation import GenerationId
@@ -20,8 +20,6 @@ from quorate.core.machine import machine_memory, read_limits
 from quorate.wire.link import Deadline
 from quorate.wire.reception import pass_descriptors, receive_descriptors
 from quorate.wire.stream import Closable, wait_for
-
-B = TypeVar("B", bytes, bytearray)
 
 LONGEST_MESSAGE = 32 * 1024
 """Bytes that a doorbell carries."""
@@ -146,7 +144,7 @@ class Doorbell(Closable):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._release_if_unused()
 
-    def _use(self, attempt: Callable[[B], int], content: B, events: int, deadline: Deadline) -> int:
+    def _use(self, attempt: Callable[[Any], int], content: bytes | bytearray, events: int, deadline: Deadline) -> int:
         """Attempt to send or receive again and again, waiting in between, until it works."""
         self._enter()
         try:
