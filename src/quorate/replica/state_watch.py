@@ -77,7 +77,6 @@ class StateWatch:
         self.settings = replica.optimizers.settings.watch
         self.settings.begin()
         self._tensors = [parameter for _, parameter in replica.parameters]
-        self._trained = replica.trained
 
     def before_lane(self) -> list[str]:
         """A lane begins, with the committed buffers and modes; the names of what was put back, which reading its
@@ -130,7 +129,7 @@ class StateWatch:
 
     def after_lanes(self) -> None:
         """The lanes of a step have ended: refuse what they have changed, before it can reach the weights."""
-        if list(map(IS_TRAINED, self._tensors)) != self._trained:
+        if list(map(IS_TRAINED, self._tensors)) != self.replica.trained:
             self.replica.check_trainable()
         self.check(self._where)
         self.settings.check(_IN_A_LANE)

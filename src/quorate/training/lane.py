@@ -219,8 +219,7 @@ class LaneRunner:
             result.taken = replica.buffers.take()
             if result.taken is None:
                 result.buffers = replica.buffers.take_changes()
-        every = self._spec.train_metrics_every
-        if every is not None and step % every == 0 and slot is None:
+        if (every := self._spec.train_metrics_every) is not None and step % every == 0 and slot is None:
             result.log = {**self._metrics(step, lane, batches), **result.log}
 
     def read(self, results: Sequence[LaneResult]) -> None:

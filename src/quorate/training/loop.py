@@ -300,11 +300,11 @@ class Loop:
         with self.activity.during(EVALUATION):
             return self.evaluate(step, self.strategy)
 
-    def _next_due(self) -> int:
-        """The next step that the job evaluates or saves after, as far as steps are planned: nothing follows from those
+    def _next_due(self, most: int = PLANNED) -> int:
+        """The next step that the job evaluates or saves after, at most so many from here: nothing follows from those
         before it, unless somebody asks for it."""
         step, evaluation, sampler = self.progress.cursor.step, self.evaluation, self.sampler
-        coming = range(step + 1, step + PLANNED)
+        coming = range(step + 1, step + most)
         return next((each for each in coming if self._saves_at(each) or evaluation.is_due(each, sampler)), coming.stop)
 
     def _save_is_due(self) -> bool:

@@ -54,8 +54,7 @@ class Update:
             else:
                 agreement = self._with_norms(step, agreement)
             optimizers = self.replica.optimizers
-            is_left_out = agreement.scaling.overflowed
-            self.change(step, agreement, optimizers.leave_out if is_left_out else optimizers.update)
+            self.change(step, agreement, optimizers.leave_out if agreement.scaling.overflowed else optimizers.update)
         self.activity.leave()
         return agreement
 
