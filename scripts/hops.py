@@ -2,15 +2,15 @@
 
 ::
 
-    python scripts/hops.py                  all four
+    python scripts/hops.py                  all of them
     python scripts/hops.py step --list      one of them, and what was called in it
 
 A small job is trained with `sys.setprofile` set in each of its processes. A launch is what the launcher calls, in all
-its threads, from the resolved job until it has handled the first completed step; a step is one turn of the loop of a
-job with one lane on one worker; a save is the one at its end, in all threads of the worker; a death lasts from the
-SIGKILL of one of two workers until the other has completed its next step, in all processes, without what they call
-anyway in the second before (steps, heartbeats). What writes and masks the log is not counted, nor are bodies of
-classes.
+its threads, from the resolved job until it has handled the first completed step; `step` is one turn of the loop of a job
+with one lane on one worker, `step2` that of one of two workers with a lane each; a save is the one at the end of the
+first, in all threads of the worker; a death lasts from the SIGKILL of one of two workers until the other has completed
+its next step, in all processes, without what they call anyway in the second before (steps, heartbeats). What writes and
+masks the log is not counted, nor are bodies of classes.
 """
 
 import argparse
@@ -93,14 +93,16 @@ class Call:
 def main() -> None:
     """Count, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", help="launch, step, save or death (default: all)")
+    parser.add_argument("what", nargs="*", help="launch, step, step2, save or death (default: all)")
     parser.add_argument("--list", action="store_true", help="also print what was called")
     arguments = parser.parse_args()
-    wanted = arguments.what or ["launch", "step", "save", "death"]
+    wanted = arguments.what or ["launch", "step", "step2", "save", "death"]
     found: dict[str, list[str]] = {}
     if {"launch", "step", "save"} & set(wanted):
         calls = trained(workers=1, pause=0.0, kills=False)
         found |= {"launch": of_launch(calls), "step": of_step(calls), "save": of_save(calls)}
+    if "step2" in wanted:
+        found["step2"] = of_step(trained(workers=2, pause=0.0, kills=False))
     if "death" in wanted:
         found["death"] = of_death(trained(workers=2, pause=0.05, kills=True))
     for what in wanted:

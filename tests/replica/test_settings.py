@@ -204,7 +204,7 @@ def test_a_rate_that_changes_leaves_all_groups_watched() -> None:
     """It changes at every step, and only its own group is copied then."""
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizer = torch.optim.SGD([{"params": [each], "mask": torch.ones(2)} for each in parameters], lr=0.1)
-    watched = Settings({"": optimizer}, {})
+    watched = Settings({"": optimizer}, {}).watch
     watched.begin()
     optimizer.param_groups[1]["lr"] = 0.2
     watched.begin()

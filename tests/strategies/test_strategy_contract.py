@@ -91,7 +91,8 @@ class Worker:
         watch = StateWatch(self.task, self.replica)
         self.gradients = connection.gradients
         sampler = LaneSampler(self.spec, len(Points()), self.task.order)
-        update = Update(self.spec, self.replica, self.gradients, watch, sampler, activity, lambda: self.before_change())
+        may = gang.no_trouble, lambda: self.before_change()
+        update = Update(self.spec, self.replica, self.gradients, watch, sampler, activity, *may)
         self.strategy = connection.strategy(update, activity)
 
     def step(self, step: int, request: StepRequest | None = None) -> Agreement:

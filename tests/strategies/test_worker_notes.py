@@ -23,7 +23,7 @@ lanes = st.builds(
     losses=st.dictionaries(names, losses, max_size=2),
     log=st.dictionaries(names, st.tuples(st.floats(), st.floats(0, 1e9)), max_size=2),
     buffers=st.just({}),
-    tally=st.builds(Tally, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+    tally=st.builds(Tally, st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))),
     data_s=st.floats(0, 1e9),
 )
 requests = st.builds(StepRequest, st.none() | st.text(), st.sampled_from(Save), st.booleans())

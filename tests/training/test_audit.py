@@ -27,7 +27,7 @@ def plan(lanes: int, workers: int, every: int, first: int = 1) -> AuditPlan:
 @given(counts, st.integers(1, 40), st.integers(1, 100))
 def test_a_step_is_due_where_it_has_audits(sizes: tuple[int, int], every: int, first: int) -> None:
     planned = plan(*sizes, every, first)
-    assert all(planned.is_due(step) == bool(planned.audits(step)) for step in range(first, first + 60))
+    assert all((planned.due(step - 1) == step) == bool(planned.audits(step)) for step in range(first, first + 60))
 
 
 @given(counts, st.integers(1, 40), st.integers(1, 300))
@@ -208,9 +208,9 @@ def test_memory_that_runs_out_is_no_difference(workers: int) -> None:
 def test_a_doubt_is_looked_at_by_a_worker_that_is_alone_at_once() -> None:
     played = Played(0, 1, {}, {0: 4})
     played.audit.plan = replace(played.audit.plan, every=200)
-    assert not any(played.audit.is_due(step) for step in range(5, 10))
+    assert replace(played.audit).due == 50
     played.record.doubt = Doubt(4, 1, 0, "a", 1, "b", 2)
-    assert all(played.audit.is_due(step) for step in range(5, 10))
+    assert replace(played.audit).due == 0
 
 
 def test_code_that_is_no_function_of_its_lane_is_refused() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+import gang
+from bits import bit_tasks as tasks
 from quorate.core.generation import COMPUTE, DATA, Cursor
-from quorate.data.indices import indices_of
+from quorate.data.sampler import LaneSampler, StepPlans
 from quorate.data.samples import Batch
 from quorate.replica.device import Device
 from quorate.training import activity as activity_module
@@ -57,16 +59,17 @@ class Reading:
         self.feed = PlannedFeed()
         self.activity = Activity(lambda *_: None)
         self.activity.begin_step(1)
-        sampler = SimpleNamespace(epoch_of=lambda _: 0, micro_batches=lambda *_: [indices_of([0])])
+        sampler: Any = LaneSampler(gang.job(tasks.Regression, lanes=3, batch_size=3, steps=8), 96, lambda *_: None)
+        plans = StepPlans(sampler, HOSTED, ())
         evaluation = SimpleNamespace(is_due=lambda step, _: step == 2)
-        given: Any = (self.feed, sampler, evaluation, HOSTED, self.activity, device or Away())
+        given: Any = (self.feed, sampler, evaluation, HOSTED, self.activity, device or Away(), plans, LAST)
         self.reader = AheadReader(*given)
 
     def ahead(self, step: int, lane: int) -> None:
-        self.reader.read_ahead(step, lane, LAST, ())
+        self.reader.read_ahead(step, lane)
 
     def read(self, step: int, lane: int) -> list[Any]:
-        return [batch.content for batch in self.reader.read(step, lane, ())]
+        return [batch.content for batch in self.reader.read(step, lane)]
 
 
 def test_what_was_read_ahead_is_on_the_device_and_is_not_asked_for_again() -> None:

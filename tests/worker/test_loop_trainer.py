@@ -20,6 +20,7 @@ from quorate.training.audit import AuditRecord
 from quorate.training.strategy import Save, StepRequest
 from quorate.worker import session
 from quorate.worker.assignment import Assignment
+from quorate.worker.membership import Membership
 from quorate.worker.session import LoopTrainer, StrategyLinks
 
 
@@ -54,6 +55,7 @@ class Noted:
             check_lease=self._check_lease,
             lease_remaining=lambda: 4.0,
             publish=lambda event: self.notes.append(f"{event.kind} of {event.worker}"),
+            requested=StepRequest,
         )
         parts = SimpleNamespace(
             spec=SimpleNamespace(track=None, on_out_of_memory="fail"),
@@ -254,9 +256,10 @@ class TestWhatIsAskedFor:
     )
     def test_at_a_step_boundary(self, noted: Noted, asked: dict[str, Any], request_: StepRequest) -> None:
         vars(noted.view).update(asked)
-        assert noted.trainer._requested() == request_
+        membership = noted.trainer.membership
+        assert Membership.requested(membership) == request_
         noted.view.is_asked = False
-        assert noted.trainer._requested() == StepRequest(), "nobody looks where nothing was ever asked for"
+        assert Membership.requested(membership) == StepRequest(), "nobody looks where nothing was ever asked for"
 
     @pytest.mark.parametrize(
         ("asked", "ends"), [({}, False), ({"break_requested": True}, True), ({"stop_requested": "interrupted"}, True)]

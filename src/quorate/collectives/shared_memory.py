@@ -105,6 +105,8 @@ class SharedMemoryReduction:
         self.memory = memory
         self.spans: SpanRecorder | None = None
         self._trusts_versions = trusts_versions
+        # What this worker adds up of each bucket: the lanes of a chunk in their order, and where the sum is written.
+        self._sums = [list(self._terms(index)) for index in range(len(memory.shared_total))]
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:  # noqa: ARG002
         """Fill `total` with the sum over all lanes, each addition rounded to its type: the same bits on every worker.
@@ -116,7 +118,13 @@ class SharedMemoryReduction:
         spans = self.spans
         began = 0.0 if spans is None else spans.clock()
         with self.exchange():
-            self._sum_bucket(step, index)
+            # Everybody's lanes are written, and everybody is done with the total of the step before.
+            self.barrier(b"w", step, index)
+            self.memory.forget_own_writes(always=not self._trusts_versions)
+            for terms, out in self._sums[index]:
+                add_up_in_stretches(terms, out)
+            # The total is whole, and everybody is done with our lanes.
+            self.barrier(b"s", step, index)
         if spans is not None:
             spans.add(BUCKET, began, spans.exchange, bucket=index)
 
@@ -124,7 +132,7 @@ class SharedMemoryReduction:
         spans = self.spans
         began = 0.0 if spans is None else spans.clock()
         with self.exchange():
-            payloads = self._gather(_PLACE.pack(b"g", step, index), payload)
+            payloads = self._exchange_pieces(_PLACE.pack(b"g", step, index), payload)
         if spans is not None:
             spans.add(GATHER, began, spans.phase, gather=index)
         return payloads
@@ -188,34 +196,27 @@ class SharedMemoryReduction:
         for doorbell in self._doorbells.values():
             doorbell.close()
 
-    def _sum_bucket(self, step: int, index: int) -> None:
-        lanes = {lane: buckets[index] for lane, buckets in self.memory.all_lanes.items()}
-        total = self.memory.shared_total[index]
-        chunks = cut(total.numel(), self._generation.lanes)
-        # Everybody's lanes are written, and everybody is done with the total of the step before.
-        self.barrier(b"w", step, index)
-        self.memory.forget_own_writes(always=not self._trusts_versions)
+    def _terms(self, index: int) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+        lanes, total = self._generation.lanes, self.memory.shared_total[index]
+        chunks = cut(total.numel(), lanes)
         for chunk in self._lanes:
-            self._sum(chunk, chunks[chunk], lanes, total)
-        # The total is whole, and everybody is done with our lanes.
-        self.barrier(b"s", step, index)
-
-    def _sum(self, chunk: int, place: slice, lanes: Mapping[int, torch.Tensor], total: torch.Tensor) -> None:
-        order = summation_order(chunk, self._generation.lanes)
-        add_up_in_stretches([lanes[lane][place] for lane in order], total[place])
+            order = summation_order(chunk, lanes)
+            yield [self.memory.all_lanes[lane][index][chunks[chunk]] for lane in order], total[chunks[chunk]]
 
     def barrier(self, what: bytes, step: int, index: int) -> None:
         """Return when everybody has come here."""
         message = _PLACE.pack(what, step, index)
         for position, said in self._exchange_messages(message).items():
-            self._check(position, said, message)
+            if said != message:
+                self._check(position, said, message)
 
-    def _gather(self, place: bytes, payload: bytes) -> tuple[bytes, ...]:
+    def _exchange_pieces(self, place: bytes, payload: bytes) -> tuple[bytes, ...]:
         """In pieces, of which everybody sends one before anybody sends the next: so no buffer can overflow."""
         head = place + _LENGTH.pack(len(payload))
         collected = {position: bytearray() for position in self._doorbells}
         for position, said in self._exchange_messages(head + payload[:_PIECE]).items():
-            self._check(position, said[: len(place)], place)
+            if said[: len(place)] != place:
+                self._check(position, said[: len(place)], place)
             collected[position] += said
         longest = max(len(payload), *(_LENGTH.unpack_from(said, len(place))[0] for said in collected.values()))
         for start in range(_PIECE, longest, _PIECE):

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy
 
-from quorate.data.indices import Indices, indices_of
+from quorate.data.indices import NO_INDICES, Indices
 
 _WORD = (1 << 64) - 1
 _WORDS = numpy.dtype(numpy.uint64)
@@ -29,18 +29,19 @@ class Tally:
 
     __slots__ = ("_addends", "_read", "_words")
 
-    def __init__(self, first: int = 0, second: int = 0) -> None:
-        self._words: tuple[int, int] | None = (first, second)
-        self._read: tuple[int, Sequence[int] | Indices] = (0, ())
-        self._addends: tuple[Tally, ...] = ()
+    def __init__(
+        self,
+        words: tuple[int, int] | None = (0, 0),
+        read: tuple[int, Indices] = (0, NO_INDICES),
+        addends: "tuple[Tally, ...]" = (),
+    ) -> None:
+        self._words, self._read, self._addends = words, read, addends
 
     @classmethod
     def of(cls, epoch: int, samples: Sequence[int] | Indices) -> "Tally":
         """The tally of samples that were read in an epoch."""
-        tally = cls()
         # A copy: their numbers may lie in the same memory as their batch, which would live as long as the tally.
-        tally._words, tally._read = None, (epoch, numpy.array(samples, dtype=numpy.int64))
-        return tally
+        return cls(None, (epoch, numpy.array(samples, dtype=numpy.int64)))
 
     @property
     def words(self) -> tuple[int, int]:
@@ -54,7 +55,7 @@ class Tally:
             else:
                 words = _mixed(*read)
             self._words = words
-            self._read, self._addends = (0, ()), ()
+            self._read, self._addends = (0, NO_INDICES), ()
         return words
 
     @classmethod
@@ -67,15 +68,13 @@ class Tally:
         """What `str` wrote."""
         if len(text) != _DIGITS:
             raise ValueError(f"a tally has {_DIGITS} hexadecimal digits, not {len(text)}: {text!r}")
-        return cls(int(text[:16], 16), int(text[16:], 16))
+        return cls((int(text[:16], 16), int(text[16:], 16)))
 
     def __add__(self, other: "Tally") -> "Tally":
         addends = (*(self._addends or (self,)), *(other._addends or (other,)))
         if len(addends) > _MOST_ADDENDS:
             return total(addends)
-        added = Tally()
-        added._words, added._addends = None, addends
-        return added
+        return Tally(None, addends=addends)
 
     def __eq__(self, other: object) -> bool:
         return self.words == other.words if isinstance(other, Tally) else NotImplemented
@@ -102,13 +101,13 @@ def total(tallies: Iterable[Tally]) -> Tally:
         words = tally.words
         first += words[0]
         second += words[1]
-    return Tally(first & _WORD, second & _WORD)
+    return Tally((first & _WORD, second & _WORD))
 
 
-def _mixed(epoch: int, samples: Sequence[int] | Indices) -> tuple[int, int]:
+def _mixed(epoch: int, samples: Indices) -> tuple[int, int]:
     # What is added up are products of a word with another part of itself, since sums of anything linear see only the
     # sum of indices.
-    spread = numpy.frombuffer(indices_of(samples), _WORDS) * _SPREAD
+    spread = numpy.frombuffer(samples, _WORDS) * _SPREAD
     spread += _offset(epoch)
     high = spread >> _HALF
     first = spread.dot(high)

@@ -1,11 +1,11 @@
 """Which samples each lane reads at each step, and the requests that follow from it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -18,6 +18,9 @@ from quorate.data.indices import Indices, indices_of
 from quorate.data.ledger import Tally
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
+
+PLANNED = 32
+"""Steps that are planned at a time."""
 
 MicroBatchChanges = tuple[tuple[int, int], ...]
 """(step, number): from which step on a lane cuts its samples into how many micro-batches, beyond `accumulate`."""
@@ -94,6 +97,11 @@ class Sampler(ABC):
         if count == 1:
             return (share,) if len(share) else ()
         return tuple(share[part] for part in cut(len(share), count) if part.start < part.stop)
+
+    def requests(self, step: int, lane: int, changes: MicroBatchChanges) -> "list[Request]":
+        """What a lane asks for at a step, a micro-batch each."""
+        epoch, parts = self.epoch_of(step), self.micro_batches(step, lane, changes)
+        return [Request(Source.TRAINING, epoch, samples, lane) for samples in parts]
 
     def is_own(self, epoch: int) -> bool:  # noqa: ARG002
         """Whether the order of an epoch is the task's own, which may repeat samples and leave some out."""
@@ -213,6 +221,40 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.source.value}, epoch {self.epoch}, samples {self.indices}, lane {self.lane})"
+
+
+class StepPlan(NamedTuple):
+    """What is known of a step beforehand: how many samples its lanes read together, into how many micro-batches each
+    cuts its own, and the requests of the hosted ones. `own_order`: that of the epoch is the task's own."""
+
+    step: int
+    epoch: int
+    samples: int
+    micro_batches: int
+    ends_epoch: bool
+    own_order: bool
+    requests: Mapping[int, list[Request]]
+
+
+class StepPlans(dict[int, StepPlan]):
+    """The plans of steps for the host of these lanes, made for many of an epoch at once; those long past are gone."""
+
+    def __init__(self, sampler: Sampler, hosted: Sequence[int], changes: MicroBatchChanges) -> None:
+        super().__init__()
+        self._sampler, self._hosted, self.changes = sampler, hosted, changes
+
+    def __missing__(self, step: int) -> StepPlan:
+        sampler = self._sampler
+        epoch = sampler.epoch_of(step)
+        for past in [each for each in self if each < step - PLANNED]:
+            del self[past]
+        # An order of the task's own is asked for when its epoch begins.
+        for each in range(step, min(step + PLANNED, (epoch + 1) * sampler.steps_per_epoch + 1)):
+            count = micro_batch_count(sampler.spec.accumulate, self.changes, each)
+            requests = {lane: sampler.requests(each, lane, self.changes) for lane in self._hosted}
+            ends, own_order = sampler.ends_epoch(each), sampler.is_own(epoch)
+            self[each] = StepPlan(each, epoch, sampler.batch_samples(each), count, ends, own_order, requests)
+        return self[step]
 
 
 @dataclass(frozen=True)

@@ -340,6 +340,9 @@ class TurnsLoop(Loop):
         with self.main.evaluating():
             return super()._evaluate(step)
 
+    def _next_due(self, most: int = 0) -> int:  # noqa: ARG002
+        return 0  # `main` has its turn after every step
+
     def _evaluate_if_due(self) -> None:
         super()._evaluate_if_due()
         self.activity.phase = TURN

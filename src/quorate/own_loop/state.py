@@ -82,7 +82,7 @@ class OwnState:
         replica.buffers.restore()
         self._changed = replace(kept, epoch=None, state="", is_ahead=False)
         self.text = text
-        self.watch.settings.note(text)
+        self.watch.replica.optimizers.settings.note(text)
 
     @contextmanager
     def same_weights(self) -> Iterator[None]:
@@ -103,7 +103,7 @@ class OwnState:
     def changing(self) -> Iterator[None]:
         """A turn of `main`, which all workers have alike: what it changes is the state from then on, and what cannot be
         is refused."""
-        settings = self.watch.settings
+        settings = self.watch.replica.optimizers.settings
         before = "" if self._is_ring else settings.digest()
         with self.same_weights():
             yield
@@ -127,7 +127,7 @@ class OwnState:
         if self._is_ring and made_of != self._made_of:
             changed, epoch, state, is_ahead = self._made_of = made_of
             self.text = replace(changed, epoch=epoch, state=state, is_ahead=is_ahead).text()
-            self.watch.settings.note(self.text)
+            self.watch.replica.optimizers.settings.note(self.text)
         return progress if self.text == progress.kept else progress.keeping(self.text)
 
     def _groups(self) -> Iterator[dict[str, Any]]:

@@ -173,10 +173,9 @@ class Device:
         """Flat memory here, in which the gradients of lanes are collected and summed. Called once a generation."""
         return torch.zeros(size, dtype=dtype)
 
-    def seed(self, seed: int) -> None:
-        """Begin a random stream in every generator that user code may draw from: before each lane, each evaluation
-        batch, and each update that runs code of the task."""
-        seed_generators(seed)
+    seed: Callable[[int], None] = staticmethod(seed_generators)
+    """Begin a random stream in every generator that user code may draw from: before each lane, each evaluation batch,
+    and each update that runs code of the task."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Around each loss() and metrics(): the precision of the job."""

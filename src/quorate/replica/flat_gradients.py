@@ -88,6 +88,12 @@ class FlatGradients(Gradients):
         self._hook(range(len(self.parameters)))
 
     @property
+    def sums(self) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
+        """Each bucket of the hosted lanes, in their order, and that of the sum."""
+        lanes = [flat.buckets for flat in self.lanes.values()]
+        return [([each[index] for each in lanes], total) for index, total in enumerate(self.total.buckets)]
+
+    @property
     def latest(self) -> FlatTensors:
         """Those of the lane that was begun last."""
         return self._current
@@ -97,15 +103,15 @@ class FlatGradients(Gradients):
         return {}
 
     def begin(self, lane: int) -> None:
-        super().begin(lane)
+        self.drop()
         self._current = self.lanes[lane]
         self._in_backward = self._in_last_backward = False  # of a pass that was broken off
         self._touched.clear()
         if self._readiness is not None:
             self._readiness.begin()
 
-    def begin_pass(self, *, is_last: bool) -> None:
-        super().begin_pass(is_last=is_last)
+    def begin_pass(self, *, is_last: bool = False) -> None:
+        self.check_left_alone()
         self._in_backward, self._in_last_backward = True, is_last
 
     def end_pass(self) -> None:
@@ -159,7 +165,8 @@ class FlatGradients(Gradients):
             bits |= 1 << index
             if not self._is_left(index):
                 raise detached(self.names[index])
-        self._announce_rest()
+        if self._readiness is not None:
+            self._announce_rest()
         return bits
 
     def clear(self, lane: int) -> None:
@@ -254,6 +261,7 @@ class FlatGradients(Gradients):
         return self._current is self._last and self.announces
 
     def check_left_alone(self) -> None:
+        """Raise where user code has computed a gradient."""
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is not None and index not in self._touched:
                 raise computed_inside(self.names[index])

@@ -29,9 +29,9 @@ class Gradients:
         self.names = tuple(name for name, _ in parameters)
         self.parameters = tuple(parameter for _, parameter in parameters)
 
-    def begin(self, lane: int) -> None:  # noqa: ARG002
+    def begin(self, lane: int) -> None:
         """Collect for this lane from now on."""
-        self.drop()
+        raise NotImplementedError
 
     def backward(
         self,
@@ -47,16 +47,13 @@ class Gradients:
         run_backward(loss, weight, inputs, retain)
         self.end_pass()
 
-    def begin_pass(self, *, is_last: bool) -> None:  # noqa: ARG002
-        """Before one: nothing has a gradient but what the lane's passes before it have left."""
-        self.check_left_alone()
-
-    def end_pass(self) -> None:
-        """Collect what it has left."""
+    def begin_pass(self, *, is_last: bool = False) -> None:
+        """Raise where something has a gradient but what the lane's passes before it have left, which user code must
+        leave alone."""
         raise NotImplementedError
 
-    def check_left_alone(self) -> None:
-        """Raise where user code has changed what the passes before have left."""
+    def end_pass(self) -> None:
+        """Collect what a pass has left."""
         raise NotImplementedError
 
     @contextmanager
@@ -123,17 +120,24 @@ class LoneGradients(Gradients):
 
     def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         super().__init__(parameters)
-        self._left: list[torch.Tensor | None] = [None] * len(self.parameters)
+        self._left = self._none = list[torch.Tensor | None]([None] * len(self.parameters))
 
     def begin(self, lane: int) -> None:  # noqa: ARG002
-        self.drop()
-        self._left = [None] * len(self.parameters)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._left = self._none
+
+    def begin_pass(self, *, is_last: bool = False) -> None:  # noqa: ARG002
+        if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
+            named = zip(self.names, self.parameters, self._left, strict=True)
+            name, _, left = next(one for one in named if one[1].grad is not one[2])
+            raise computed_inside(name) if left is None else detached(name)
 
     def end_pass(self) -> None:
         self._left = list(map(_GRADIENT, self.parameters))
 
     def take(self, gradients: Sequence[torch.Tensor | None], *, is_last: bool) -> None:
-        self.check_left_alone()
+        self.begin_pass()
         sums, added = [], []
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             if gradient is None:
@@ -148,7 +152,7 @@ class LoneGradients(Gradients):
         self._left = list(map(_GRADIENT, self.parameters))
 
     def finish(self) -> int:
-        self.check_left_alone()
+        self.begin_pass()
         bits = 0
         for index, gradient in enumerate(self._left):
             if gradient is not None:
@@ -168,12 +172,6 @@ class LoneGradients(Gradients):
     def close(self) -> None:
         """They stay for whoever looks at them after the last step."""
         self._left = []
-
-    def check_left_alone(self) -> None:
-        if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
-            named = zip(self.names, self.parameters, self._left, strict=True)
-            name, _, left = next(one for one in named if one[1].grad is not one[2])
-            raise computed_inside(name) if left is None else detached(name)
 
 
 def norms_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:

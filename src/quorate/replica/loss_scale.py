@@ -26,10 +26,10 @@ LEAST = 1.0
 
 
 class Scaling(NamedTuple):
-    """What a step has made of the scale: what it is after it, and whether the step has overflowed."""
+    """What a step has made of the scale, if there is one: what it is after it, and whether the step has overflowed."""
 
-    scale: float
-    overflowed: bool
+    scale: float | None = None
+    overflowed: bool = False
 
 
 class LossScale:

@@ -86,7 +86,9 @@ class Unread:
         for name, samples, value, items, per_item in self.losses:
             total = number(value) if per_item else number(value) * samples
             count = number(items) if isinstance(items, torch.Tensor) else items
-            totals.setdefault(name, LossSum()).add(LossSum(total, count, per_item))
+            own = LossSum(0.0 + total, 0.0 + count, per_item)  # a sum of one, in which −0.0 becomes 0.0
+            if totals.setdefault(name, own) is not own:
+                totals[name].add(own)
         return totals
 
     def logged_sums(self, number: Number) -> dict[str, tuple[float, float]]:
@@ -108,7 +110,28 @@ def checked_losses(loss: Any, samples: int, names: Mapping[str, Any]) -> list[Gi
         raise LossError(
             f"loss() returned {_named(by_name)} and optimizer() {_named(names)}: both must have the same names."
         )
-    return [GivenLoss(name, samples, *_scalar(each, samples, name)) for name, each in by_name.items()]
+    losses = []
+    for name, each in by_name.items():
+        whose = "" if name == SOLE else f" for '{name}'"
+        tensor, count, per_item = (
+            _sum_and_count(each, whose) if isinstance(each, tuple) else (each, float(samples), False)
+        )
+        if not isinstance(tensor, torch.Tensor):
+            raise LossError(
+                f"loss() returned {given(tensor)}{whose}; it must return a tensor with one element.{_slip(tensor)}"
+            )
+        if tensor.numel() != 1:
+            raise LossError(
+                f"loss() returned a tensor of shape {tuple(tensor.shape)}{whose}; it must have one element: the mean "
+                "over the samples of the batch (such as loss.mean()), or (sum, count)."
+            )
+        if not tensor.requires_grad:
+            raise LossError(
+                f"loss() returned a tensor{whose} that does not depend on the parameters. Return it as it comes out of "
+                "the model: .detach(), .item(), torch.tensor() and torch.no_grad() cut it off."
+            )
+        losses.append(GivenLoss(name, samples, tensor, count, per_item))
+    return losses
 
 
 def not_finite(losses: Mapping[str, LossSum]) -> tuple[str, float] | None:
@@ -122,28 +145,6 @@ def not_finite(losses: Mapping[str, LossSum]) -> tuple[str, float] | None:
 def called(name: str) -> str:
     """What to call a loss in a message."""
     return f"loss '{name}'" if name else "loss"
-
-
-def _scalar(given_loss: Any, samples: int, name: str) -> tuple[torch.Tensor, float | torch.Tensor, bool]:
-    whose = "" if name == SOLE else f" for '{name}'"
-    tensor, count, per_item = (
-        _sum_and_count(given_loss, whose) if isinstance(given_loss, tuple) else (given_loss, float(samples), False)
-    )
-    if not isinstance(tensor, torch.Tensor):
-        raise LossError(
-            f"loss() returned {given(tensor)}{whose}; it must return a tensor with one element.{_slip(tensor)}"
-        )
-    if tensor.numel() != 1:
-        raise LossError(
-            f"loss() returned a tensor of shape {tuple(tensor.shape)}{whose}; it must have one element: the mean over "
-            "the samples of the batch (such as loss.mean()), or (sum, count)."
-        )
-    if not tensor.requires_grad:
-        raise LossError(
-            f"loss() returned a tensor{whose} that does not depend on the parameters. Return it as it comes out of the "
-            "model: .detach(), .item(), torch.tensor() and torch.no_grad() cut it off."
-        )
-    return tensor, count, per_item
 
 
 def _sum_and_count(pair: tuple[Any, ...], whose: str) -> tuple[Any, float | torch.Tensor, bool]:

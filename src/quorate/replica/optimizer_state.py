@@ -18,7 +18,7 @@ from quorate.core.errors import RunError
 from quorate.replica.device import assign, is_spread
 from quorate.replica.kept_values import generator_state
 from quorate.replica.optimizers import SOLE, Optimizers, unfuse_if_torn
-from quorate.replica.settings import Settings
+from quorate.replica.settings import SettingsWatch
 
 
 def load_state(optimizers: Optimizers, state: dict[str, Any]) -> None:
@@ -194,7 +194,7 @@ _OF_SCHEDULES = ("_step_count", "_opt_called")
 class Unsaved:
     """Sees what optimizers of the user's own, and hooks of their steps, keep where no checkpoint has it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SettingsWatch) -> None:
         self._settings = settings
         self._marks: dict[tuple[int, str], list[Any]] = {}
 

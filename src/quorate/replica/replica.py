@@ -27,7 +27,7 @@ from quorate.task.task import Task
 AVERAGED = " (averaged)"
 """What follows the name of a parameter whose average it is; no attribute has such a name."""
 _SHOWN = 5
-_VERSION, _IS_TRAINED = attrgetter("_version"), attrgetter("requires_grad")
+VERSION, IS_TRAINED, MODE = attrgetter("_version"), attrgetter("requires_grad"), attrgetter("training")
 
 
 class Sharding(Protocol):
@@ -71,9 +71,9 @@ class Replica:
             self.loss_scale = LossScale(spec.loss_scale, device)
         # Told of the progress of a state that is about to be loaded.
         self.before_load: Callable[[Any], None] = lambda _: None
-        self._tensors = [parameter for _, parameter in self.parameters]
-        self._trained = list(map(_IS_TRAINED, self._tensors))
-        self._modes = self._built_modes = tuple((module, module.training) for module in self.model.modules())
+        self.trained = [parameter.requires_grad for _, parameter in self.parameters]
+        self.modules = tuple(self.model.modules())
+        self.modes = self._built_modes = list(map(MODE, self.modules))
 
     def what_runs(self, is_captured: bool = False) -> str:
         """What computes, and how, in words: NVIDIA H200, bf16, compiled, captured, deterministic, channels last, fused
@@ -83,7 +83,7 @@ class Replica:
         fused = dict.fromkeys(name for name, group in groups if group.get("fused"))
         lies_last = any(
             p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
-            for p in self._tensors
+            for _, p in self.parameters
         )
         words = {
             facts.get("gpu", self.device.name): True,
@@ -114,7 +114,7 @@ class Replica:
         """Make the model what it was before any lane of the step: what one lane leaves must not reach the next."""
         if self.buffers.exist:
             self.buffers.restore()
-        for module, training in self._modes:
+        for module, training in zip(self.modules, self.modes, strict=True):
             if module.training is not training:
                 module.training = training
 
@@ -123,30 +123,30 @@ class Replica:
         Whether there are other modes."""
         if self.buffers.exist:
             self.buffers.adopt()
-        now = tuple((module, module.training) for module, _ in self._modes)
-        has_changed = now != self._modes
+        now = list(map(MODE, self.modules))
+        has_changed = now != self.modes
         if has_changed:
-            self._modes = now
+            self.modes = now
         return has_changed
 
     def changed_modes(self) -> dict[str, bool]:
         """The modes of modules that are not as they were built, by name."""
-        if self._modes is self._built_modes:  # as almost always
+        if self.modes is self._built_modes:  # as almost always
             return {}
-        named = zip((name for name, _ in self.model.named_modules()), self._modes, self._built_modes, strict=True)
-        return {name: now for name, (_, now), (_, built) in named if now is not built}
+        named = zip(self.model.named_modules(), self.modes, self._built_modes, strict=True)
+        return {name: now for (name, _), now, built in named if now is not built}
 
     def restore_modes(self, changed: Mapping[str, bool]) -> None:
         """The modes as they were built, but for these."""
-        named = zip((name for name, _ in self.model.named_modules()), self._built_modes, strict=True)
-        self._modes = tuple((module, changed.get(name, built)) for name, (module, built) in named)
-        for module, training in self._modes:
+        named = zip(self.model.named_modules(), self._built_modes, strict=True)
+        self.modes = [changed.get(name, built) for (name, _), built in named]
+        for module, training in zip(self.modules, self.modes, strict=True):
             module.training = training
 
     def begin_batch(self) -> None:
         """The same before an evaluation batch, for which every layer is in evaluation mode."""
         self.buffers.restore()
-        for module, _ in self._modes:
+        for module in self.modules:
             if module.training:
                 module.training = False
 
@@ -158,7 +158,7 @@ class Replica:
 
     def versions(self) -> list[int]:
         """A number for each parameter that grows when it is written to."""
-        return list(map(_VERSION, self._tensors))
+        return [parameter._version for _, parameter in self.parameters]
 
     def check_unchanged(self, before: list[int], where: str) -> None:
         """Refuse a parameter that user code has changed outside the optimizer: the next lane would start from it."""
@@ -168,9 +168,7 @@ class Replica:
 
     def check_trainable(self) -> None:
         """Refuse a parameter that was frozen or thawed while training: the exchange was laid out without it."""
-        if list(map(_IS_TRAINED, self._tensors)) == self._trained:
-            return
-        for (name, parameter), trained in zip(self.parameters, self._trained, strict=True):
+        for (name, parameter), trained in zip(self.parameters, self.trained, strict=True):
             if parameter.requires_grad is not trained:
                 raise UnsupportedModelError(
                     f"requires_grad of '{name}' was changed to {parameter.requires_grad} while training. "

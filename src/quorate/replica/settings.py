@@ -53,15 +53,14 @@ class Settings:
         )
         self._optimizers = {name: each for name, each in parts.items() if isinstance(each, Optimizer)}
         self._schedulers = schedulers
-        self._watch = _Watch(self._optimizers, {n: each for n, each in parts.items() if n not in self._optimizers})
+        rest = {name: each for name, each in parts.items() if name not in self._optimizers}
+        self.watch = SettingsWatch(self._optimizers, rest)
         self._keys: list[str] = []
         self._names: list[str] = []
         self._known: list[Any] = []
         self._texts: dict[str, str] = {}
         self._digest = ""
         self._noted, self._noted_digest = "", ""
-
-    # --- the record, which is equal in every worker
 
     def values(self) -> dict[str, str]:
         """Each as text, by a name for people."""
@@ -115,27 +114,6 @@ class Settings:
                 if self._texts.get(self._names[number]) != text:
                     self._texts[self._names[number]], self._digest = text, ""
         self._known = now
-
-    # --- the watch
-
-    @property
-    def watched(self) -> list[tuple[Optimizer, dict[str, Any]]]:
-        """All optimizers, also those within others, each with its attributes as they were when this began."""
-        return list(zip(self._watch.optimizers, self._watch.saved, strict=False))
-
-    def begin(self) -> None:
-        """As they are now they are right, and are to stay so until the next update."""
-        self._watch.take()
-
-    def check(self, where: str) -> None:
-        """Refuse what has changed since `begin`."""
-        if not self._watch.is_unchanged() and (change := self._watch.change()):
-            raise UnsupportedModelError(
-                f"{change} in {where}. What the optimizer and its schedule keep is part of the state, which all lanes "
-                "share: what is changed there would depend on which lanes a worker hosts. Change the learning rate by "
-                "`schedule` in the job file or schedule() of the task, and other settings there or in the step() of an "
-                "optimizer of your own, which is where parameters are updated: on servers, if the strategy has them."
-            )
 
 
 def state_of(scheduler: Any) -> dict[str, Any]:
@@ -199,7 +177,7 @@ def _called(what: str, name: str) -> str:
     return f"{what}[{name!r}]" if name else what
 
 
-class _Watch:
+class SettingsWatch:
     """The attributes of optimizers and schedules and the entries of groups: lists and dicts by what is in them, tensors
     by their versions, and everything by identity first. Of what optimizers keep of parameters some, in turn."""
 
@@ -207,6 +185,7 @@ class _Watch:
         self.optimizers = list(optimizers.values())
         self._called = [*optimizers, *schedulers]
         self._attributes = [vars(each) for each in (*self.optimizers, *schedulers.values())]
+        self._watched: list[dict[str, Any]] = []
         self.saved: list[dict[str, Any]] = []
         self._inner: list[list[torch.Tensor]] = []
         # What optimizers keep: the name of all that they keep of a parameter, where that is, and a key there.
@@ -217,8 +196,14 @@ class _Watch:
         self._tensors: list[torch.Tensor] = []
         self._versions: list[int] = []
 
-    def take(self) -> None:
-        owners = self._owners()
+    @property
+    def watched(self) -> list[tuple[Optimizer, dict[str, Any]]]:
+        """All optimizers, also those within others, each with its attributes as they were when this began."""
+        return list(zip(self.optimizers, self.saved, strict=False))
+
+    def begin(self) -> None:
+        """As they are now they are right, and are to stay so until the next update."""
+        owners = self._watched = [*self._attributes, *chain.from_iterable([e.param_groups for e in self.optimizers])]
         if len(owners) != len(self.saved):
             self.saved, self._inner = [{} for _ in owners], [[] for _ in owners]
         changed = [] if _are_equal(owners, self.saved) else zip(owners, self.saved, strict=True)
@@ -233,25 +218,33 @@ class _Watch:
         first = self._takes * IN_TURN % max(IN_TURN, len(self._all_kept))
         self._takes += 1
         self._in_turn = self._all_kept[first : first + IN_TURN]
-        self._kept = self._keeps()
-        self._tensors = [
-            *chain.from_iterable(self._inner),
-            *(one for one in self._kept if isinstance(one, torch.Tensor)),
-        ]
+        self._kept = [*sizes, *[of_one.get(key) for _, of_one, key in self._in_turn]]
+        self._tensors = [one for one in self._kept if isinstance(one, torch.Tensor)]
+        self._tensors += chain.from_iterable(self._inner)
         self._versions = list(map(_VERSION, self._tensors))
 
-    def is_unchanged(self) -> bool:
-        versions = list(map(_VERSION, self._tensors))
-        return versions == self._versions and _are_equal([*self._owners(), *self._keeps()], [*self.saved, *self._kept])
+    def check(self, where: str) -> None:
+        """Refuse what has changed since `begin`."""
+        kept: list[Any] = [len(each.state) for each in self.optimizers]
+        kept += [of_one.get(key) for _, of_one, key in self._in_turn]
+        now = list(map(_VERSION, self._tensors)), kept, self._watched  # a group that is new is among the attributes
+        if not _are_equal(now, (self._versions, self._kept, self.saved)) and (change := self.change()):
+            raise UnsupportedModelError(
+                f"{change} in {where}. What the optimizer and its schedule keep is part of the state, which all lanes "
+                "share: what is changed there would depend on which lanes a worker hosts. Change the learning rate by "
+                "`schedule` in the job file or schedule() of the task, and other settings there or in the step() of an "
+                "optimizer of your own, which is where parameters are updated: on servers, if the strategy has them."
+            )
 
     def change(self) -> str | None:
         """What has changed first, in words; None where all is what it was."""
+        now = [*self._attributes, *chain.from_iterable([each.param_groups for each in self.optimizers])]
         names = [f"{name}.{{}}" for name in self._called]
         for name, each in zip(self._called, self.optimizers, strict=False):
             names += [f"{name}.param_groups[{number}][{{!r}}]" for number in range(len(each.param_groups))]
         versions = zip(self._tensors, self._versions, strict=True)
         written = {id(one) for one, version in versions if one._version != version}
-        owners, optimizers = list(zip(names, self._owners(), self.saved, strict=False)), len(self.optimizers)
+        owners, optimizers = list(zip(names, now, self.saved, strict=False)), len(self.optimizers)
         # Schedules first, whose step changes a group; to an optimizer its groups are one list.
         for name, now, saved in owners[optimizers:] + owners[:optimizers]:
             for key in {**saved, **now}:
@@ -269,15 +262,6 @@ class _Watch:
         if count == len(self._all_kept):
             return None
         return f"What the optimizer keeps was changed from {len(self._all_kept)} to {count} values"
-
-    def _owners(self) -> list[dict[str, Any]]:
-        owners = self._attributes.copy()
-        for each in self.optimizers:
-            owners += each.param_groups
-        return owners
-
-    def _keeps(self) -> list[Any]:
-        return [len(each.state) for each in self.optimizers] + [of_one.get(key) for _, of_one, key in self._in_turn]
 
     def _look_up(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         for name, optimizer in zip(self._called, self.optimizers, strict=False):

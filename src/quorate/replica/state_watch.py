@@ -28,7 +28,7 @@ from quorate.replica.kept_values import (
     is_users_own,
     own_attributes,
 )
-from quorate.replica.replica import Replica, changed_outside
+from quorate.replica.replica import IS_TRAINED, MODE, VERSION, Replica, changed_outside
 from quorate.task.task import LOG, Task, overrides
 
 SAMPLED = 16 * 2**10
@@ -74,13 +74,18 @@ class StateWatch:
         self._sample = (0, 0)
         self._digests: dict[str, str] | None = None
         self._is_first = True
-        self.settings = replica.optimizers.settings
+        self.settings = replica.optimizers.settings.watch
         self.settings.begin()
+        self._tensors = [parameter for _, parameter in replica.parameters]
 
     def before_lane(self) -> list[str]:
-        """A lane begins; the names of what was put back, which reading its samples has assigned."""
+        """A lane begins, with the committed buffers and modes; the names of what was put back, which reading its
+        samples has assigned."""
+        replica = self.replica
+        if replica.buffers.exist or list(map(MODE, replica.modules)) != replica.modes:
+            replica.begin_lane()
         put_back = self.before_batch() if self._reads_here else []
-        self._versions = self.replica.versions()
+        self._versions = list(map(VERSION, self._tensors))
         if self._is_first:
             self._digests = digests(self.replica.parameters, self.replica.device)
         elif self._samples:
@@ -90,7 +95,7 @@ class StateWatch:
 
     def after_lane(self) -> list[str]:
         """A lane has ended; the names of what it has assigned, which is put back."""
-        if self.replica.versions() != self._versions:
+        if list(map(VERSION, self._tensors)) != self._versions:
             self.replica.check_unchanged(self._versions, "loss()")
         if self._digests is not None:
             after, before, self._digests = digests(self.replica.parameters, self.replica.device), self._digests, None
@@ -124,7 +129,8 @@ class StateWatch:
 
     def after_lanes(self) -> None:
         """The lanes of a step have ended: refuse what they have changed, before it can reach the weights."""
-        self.replica.check_trainable()
+        if list(map(IS_TRAINED, self._tensors)) != self.replica.trained:
+            self.replica.check_trainable()
         self.check(self._where)
         self.settings.check(_IN_A_LANE)
 
@@ -176,7 +182,7 @@ class StateWatch:
         for module, training in self._modes:
             if module.training is not training:
                 module.training = training
-        names = self.assigned.put_back()
+        names = [] if self.assigned.is_as_saved() else self.assigned.put_back()
         return names + self._kept.put_back_scratch() if self._keeps else names
 
     def _around(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, object]]:
@@ -222,8 +228,6 @@ class Assigned:
         )
 
     def put_back(self) -> list[str]:
-        if self.is_as_saved():
-            return []
         return [name for owner in self.owners for name in owner.put_back()] + self.put_back_hooks()
 
     def put_back_hooks(self) -> list[str]:

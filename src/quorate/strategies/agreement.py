@@ -77,7 +77,7 @@ class WorkerNote:
                 hex(lane.present),  # Python refuses to write an integer of more than 4300 decimal digits
                 {name: [loss.total, loss.count, loss.per_item] for name, loss in lane.losses.items()},
                 lane.log,
-                str(lane.tally),
+                lane.tally.words,
                 [] if not_finite(lane.losses) is None else lane.read.tolist(),
                 lane.bad,
                 lane.why,
@@ -106,7 +106,7 @@ class WorkerNote:
                 {name: LossSum(*loss) for name, loss in losses.items()},
                 {name: (total, count) for name, (total, count) in logged.items()},
                 {},
-                Tally.from_hex(tally),
+                Tally((tally[0], tally[1])),
                 indices_of(read) if read else NO_INDICES,
                 tuple(bad),
                 tuple((index, text) for index, text in why),
@@ -145,10 +145,11 @@ class StepAgreement:
 
     def __post_init__(self) -> None:
         self.is_alone = len(self.members) == 1
+        self._roles = [Role.of(member.worker) for member in self.members]
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
-        is_audit = self.audit is not None and self.audit.is_due(step)
+        is_audit = self.audit is not None and step >= self.audit.due
         is_lone = self.is_alone and len(results) == 1 and not is_audit
         if is_lone and (lone := _lone(results[0], request)) is not None:
             return lone
@@ -157,11 +158,11 @@ class StepAgreement:
         shortage = shortage_of(lanes)
         if shortage is not None:
             return Agreement(0, NOTHING, 0, {}, {}, {}, NOTHING_ASKED, shortage=shortage)
-        losses = total_losses(lanes)
+        losses = summed([loss for lane in lanes for loss in lane.losses.items()])
         poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
         # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
         states = {note.state for note in notes} - {None}
-        settings = {(Role.of(member.worker), note.settings) for member, note in zip(self.members, notes, strict=True)}
+        settings = {(role, note.settings) for role, note in zip(self._roles, notes, strict=True)}
         differ = len(states) > 1 or len(settings) > len(dict(settings))
         if differ or (states and poisoned and not self.is_alone):
             self._compare_replicas(step, notes)
@@ -172,9 +173,10 @@ class StepAgreement:
             check_skippable(step, poisoned, self.parameters, self.buffers, skips=self.skips)
         else:
             _check_counts(step, losses)
+        has_changed = any(any(note.digests) for note in notes)
         agreed = _of_lanes(lanes, losses, poisoned, StepRequest.combine(note.request for note in notes))
         return agreed._replace(
-            buffers={} if poisoned else self._agree_on_buffers(step, results, notes, lanes),
+            buffers=self._agree_on_buffers(step, results, notes, lanes) if has_changed and not poisoned else {},
             data_s=max(sum(lane.data_s for lane in note.lanes) for note in notes),
         )
 
@@ -199,7 +201,7 @@ class StepAgreement:
     def _exchange_notes(
         self, step: int, results: Sequence[LaneResult], request: StepRequest, *, is_audit: bool
     ) -> list[WorkerNote]:
-        changed = [digests(result.buffers.items(), self.buffers.device) for result in results]
+        changed = [digests(r.buffers.items(), self.buffers.device) if r.buffers else {} for r in results]
         audit = self.audit.note(step, results, changed) if self.audit is not None and is_audit else None
         if self.is_alone:
             return [WorkerNote(results, changed, request, audit=audit)]

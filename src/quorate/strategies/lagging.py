@@ -107,7 +107,7 @@ class DeviceLag(Lag):
                 # The host would have left these alone.
                 self._update.leave_out(step)
                 replica.optimizers.rates = self._rates
-            is_left_out = agreed.is_void or agreed.has_overflowed
+            is_left_out = agreed.is_void or agreed.scaling.overflowed
             named = {key: float(each[0]) for key, each in zip(replica.optimizers.by_name, self._rates, strict=True)}
             return agreed._replace(norms={} if is_left_out else read_norms, learning_rates=named)
 

@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -183,6 +182,7 @@ class RingStrategy:
         self._gradients = gradients
         # A lone lane has nothing to sum: its gradients are where the optimizer looks for them.
         self._flat = gradients if isinstance(gradients, FlatGradients) else None
+        self._sums = [] if self._flat is None else self._flat.sums
         self._reducer: OverlappedReducer | None = None
         if self._flat is not None and overlaps:
             log.info("gradients are sent while the backward pass still runs")
@@ -207,9 +207,9 @@ class RingStrategy:
             self._reducer.wait()
         elif self._together is not None:
             self._together(step)
-        elif self._flat is not None:
-            for index in range(len(self._flat.plan)):
-                _sum_bucket(self._links, self._flat, step, index)
+        else:
+            for index, (lanes, total) in enumerate(self._sums):
+                self._links.all_reduce(step, index, lanes, total)
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         with self._activity.waiting(OTHERS):
@@ -223,11 +223,6 @@ class RingStrategy:
         self.lag = None  # it refers to this, and such a circle would keep the gradients until somebody collects it
 
 
-def _sum_bucket(links: Reduction, gradients: FlatGradients, step: int, index: int) -> None:
-    lanes = [flat.buckets[index] for flat in gradients.lanes.values()]
-    links.all_reduce(step, index, lanes, gradients.total.buckets[index])
-
-
 class OverlappedReducer:
     """A thread that sums the first buckets of a step while the backward pass still fills the others.
 
@@ -236,7 +231,7 @@ class OverlappedReducer:
     """
 
     def __init__(self, links: Reduction, gradients: FlatGradients) -> None:
-        self._sum: Callable[[int, int], None] = partial(_sum_bucket, links, gradients)
+        self._links, self._sums = links, gradients.sums
         self._last = len(gradients.plan) - 1
         self._announced: SimpleQueue[tuple[int, int, bool] | None] = SimpleQueue()
         self._all_summed = threading.Event()
@@ -273,7 +268,7 @@ class OverlappedReducer:
                 try:
                     # A mode of each thread; an addition must round like those of the thread that trains.
                     torch.set_flush_denormal(flushes_denormals)
-                    self._sum(step, index)
+                    self._links.all_reduce(step, index, *self._sums[index])
                 except BaseException as error:
                     self._error = error
             if index == self._last:

@@ -52,10 +52,11 @@ class AuditPlan:
             return tuple(self._audit(step * workers + position) for position in range(workers))
         return tuple(map(self._audit, range((step - 1) * self._lanes // self.every, step * self._lanes // self.every)))
 
-    def is_due(self, step: int) -> bool:
-        """Whether a step has any: most have none."""
-        before = (step - 1) * self._lanes // self.every
-        return before < step * self._lanes // self.every or (step == self.first and len(self.hosts) > 1)
+    def due(self, after: int) -> int:
+        """The next step that has any: most have none."""
+        if after < self.first and len(self.hosts) > 1:
+            return self.first
+        return -(-(after * self._lanes // self.every + 1) * self.every // self._lanes)
 
     @cached_property
     def _lanes(self) -> int:
@@ -157,8 +158,9 @@ def verdict(found: Mapping[int, Sequence[str]]) -> Verdict:
 class LaneAudit:
     """A member's part in the audits of one generation.
 
-    `compute` computes a lane of the present step once more, or gives None where memory runs out. `withdraw` makes sure
-    that nothing that was saved after a step is used any more.
+    `due` is the next step that has any; with an open doubt every step has. `compute` computes a lane of the present
+    step once more, or gives None where memory runs out. `withdraw` makes sure that nothing that was saved after a step
+    is used any more.
     """
 
     plan: AuditPlan
@@ -170,9 +172,8 @@ class LaneAudit:
     compute: Callable[[int], Outcome | None] = lambda _: None
     _seen: dict[str, str] = field(default_factory=dict)
 
-    def is_due(self, step: int) -> bool:
-        """Whether a step has any, or a doubt is open."""
-        return self.record.doubt is not None or self.plan.is_due(step)
+    def __post_init__(self) -> None:
+        self.due = self.plan.due(self.plan.first - 1) if self.record.doubt is None else 0
 
     def lanes(self, step: int) -> tuple[int, ...]:
         """The lanes that this worker audits, before it computes its own."""
@@ -215,6 +216,7 @@ class LaneAudit:
             self.record.done += 1
         self.record.clean.update(clean)
         self.record.floor = min(clean.values())
+        self.due = self.plan.due(step)
         return None
 
     def settle(self, step: int, differing: Audit | Doubt, told: Mapping[int, AuditNote]) -> NoReturn:

@@ -19,10 +19,9 @@ from quorate.data.ledger import Tally
 from quorate.data.sampler import (
     EvaluationPlan,
     MicroBatchChanges,
-    Request,
     Sampler,
     Source,
-    micro_batch_count,
+    StepPlans,
     planned_requests,
 )
 from quorate.data.samples import Batch
@@ -36,7 +35,7 @@ from quorate.training.lane import LaneResult, LaneRunner
 
 @dataclass(eq=False)
 class LaneReader:
-    """Has the batches of lanes in the order of the feed's plan."""
+    """Has the batches of lanes in the order of the feed's plan. `last` is the last step, `plans` are those of steps."""
 
     feed: Feed
     sampler: Sampler
@@ -44,32 +43,27 @@ class LaneReader:
     hosted: range
     activity: Activity
     device: Device
+    plans: StepPlans
+    last: int
     audited: Callable[[int], Sequence[int]] = lambda _: ()
 
-    def read(
-        self,
-        step: int,
-        lane: int,
-        changes: MicroBatchChanges,
-        *,
-        aside: bool = False,  # noqa: ARG002
-        again: bool = False,
-    ) -> list[Batch]:
+    def read(self, step: int, lane: int, *, aside: bool = False, again: bool = False) -> list[Batch]:  # noqa: ARG002
         """The micro-batches of a lane, as the feed answers; `aside`: of one that is audited here. `again`: and nothing
         else afterwards, since this generation has no other step."""
-        epoch = self.sampler.epoch_of(step)
-        planned = self.sampler.micro_batches(step, lane, changes)
-        requests = [Request(Source.TRAINING, epoch, samples, lane) for samples in planned]
+        plan = self.plans[step]
+        requests = plan.requests.get(lane) or self.sampler.requests(step, lane, self.plans.changes)
         if again:
             self.feed.begin_again(iter(requests))
+        samples = requests[0].numbers if len(requests) == 1 else joined([each.numbers for each in requests])
         # Before the first is read: if that kills the worker, somebody can tell which they were.
-        self.activity.write_samples(epoch, joined([each.numbers for each in requests]).data)
+        self.activity.write_samples(plan.epoch, samples.data)
         return [self.feed.next(request) for request in requests]
 
     def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
         """Read on from here, by another plan."""
-        plan = planned_requests(self.sampler, self.evaluation, self.hosted, cursor, changes, self.audited)
-        self.feed.begin_again(plan)
+        self.plans = StepPlans(self.sampler, self.hosted, changes)
+        rest = self.hosted, cursor, changes, self.audited
+        self.feed.begin_again(planned_requests(self.sampler, self.evaluation, *rest))
 
 
 @dataclass(eq=False)
@@ -80,25 +74,23 @@ class AheadReader(LaneReader):
     _ahead: tuple[int, int, bool] | None = None
     _batches: list[Batch] = field(default_factory=list)
 
-    def read(
-        self, step: int, lane: int, changes: MicroBatchChanges, *, aside: bool = False, again: bool = False
-    ) -> list[Batch]:
+    def read(self, step: int, lane: int, *, aside: bool = False, again: bool = False) -> list[Batch]:
         place, batches = self._ahead, self._batches
         self._ahead, self._batches = None, []
         if not again and place == (step, lane, aside):
             return batches
-        return super().read(step, lane, changes, again=again)
+        return super().read(step, lane, again=again)
 
-    def read_ahead(self, step: int, lane: int, last: int, changes: MicroBatchChanges, *, aside: bool = False) -> None:
-        """Those of the lane that follows this one, unless an evaluation comes first or the end, at step `last`: the
-        feed answers in the order of its plan."""
+    def read_ahead(self, step: int, lane: int, *, aside: bool = False) -> None:
+        """Those of the lane that follows this one, unless an evaluation comes first or the end: the feed answers in the
+        order of its plan."""
         rest = self._order(step)
         rest = rest[rest.index((lane, aside)) + 1 :]
-        if not rest and (step >= last or self.evaluation.is_due(step, self.sampler)):
+        if not rest and (step >= self.last or self.evaluation.is_due(step, self.sampler)):
             return
         place = (step, *rest[0]) if rest else (step + 1, *self._order(step + 1)[0])
         began = perf_counter()
-        batches = super().read(*place[:2], changes)
+        batches = super().read(*place[:2])
         self.activity.count_as(DATA, perf_counter() - began)
         with suppress(torch.OutOfMemoryError):  # there is room when the lane is done
             batches = [replace(batch, content=self.device.move(batch.content)) for batch in batches]
@@ -133,58 +125,50 @@ class HostedLanes:
     notes: list[str] = field(default_factory=list)
     draws: bool = False
 
-    def run(
-        self, step: int, epoch: int, batch_samples: int, progress: Progress, last: int, *, is_audited: bool = False
-    ) -> list[LaneResult]:
-        """All lanes of a step, of which `last` is the last one. Where memory runs out in one, the rest has nothing to
-        do: its gradients are as many zeros, for which nobody waits in vain, and the step counts for nothing."""
+    def run(self, step: int, progress: Progress, *, is_audited: bool = False) -> list[LaneResult]:
+        """All lanes of a step. Where memory runs out in one, the rest has nothing to do: its gradients are as many
+        zeros, for which nobody waits in vain, and the step counts for nothing."""
         if self.audit is not None:
             # Also where no lane is due: another may have a doubt that this worker settles.
-            self.audit.compute = partial(self._compute_again, step, batch_samples, progress.micro_batches)
+            self.audit.compute = partial(self._compute_again, step)
             if is_audited:
-                self._audit_others(self.audit, step, batch_samples, progress, last)
+                self._audit_others(self.audit, step)
         results: list[LaneResult] = []
         catches = self.spec.on_out_of_memory == "shrink"
-        count = micro_batch_count(self.spec.accumulate, progress.micro_batches, step)
         for lane in self.hosted:
             if results and results[-1].shortage:
-                self.runner.run(step, lane, (), batch_samples)
+                self.runner.run(step, lane, (), 0)
                 result = LaneResult(lane, 0, shortage=results[-1].shortage)
+            elif catches:
+                result = self._tried(partial(self.run_lane, step, lane, progress, is_audited), lane)
             else:
-                run = partial(self.run_lane, step, epoch, lane, batch_samples, progress, last, is_audited)
-                result = self._tried(run, lane) if catches else run()
-            result.micro_batches = count
+                result = self.run_lane(step, lane, progress, is_audited)
+            result.micro_batches = self.reader.plans[step].micro_batches
             results.append(result)
         return results
 
     def run_lane(
-        self,
-        step: int,
-        epoch: int,
-        lane: int,
-        batch_samples: int,
-        progress: Progress,
-        last: int,
-        is_audited: bool = False,
+        self, step: int, lane: int, progress: Progress, is_audited: bool = False, batch_samples: int | None = None
     ) -> LaneResult:
-        """One of them."""
-        activity, changes = self.activity, progress.micro_batches
+        """One of them. Its gradient is weighted by its part in so many samples, or else in those of the step."""
+        activity = self.activity
         self.check_lease()
         waited = activity.seconds[DATA]
         activity.enter(DATA, lane)
-        answers = self.reader.read(step, lane, changes)
+        answers, plan = self.reader.read(step, lane), self.reader.plans[step]
         activity.leave()
         activity.enter(COMPUTE, lane)
         # What the feed has answered with; a ledger of what was planned proves nothing.
-        read = [batch.samples for batch in answers]
+        read = [batch.samples if batch.bad else batch.request.numbers for batch in answers]
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
         following: Callable[[], None] | None = None
         if isinstance(self.reader, AheadReader):
-            following = partial(self.reader.read_ahead, step, lane, last, changes)
-        result = self.runner.run(step, lane, batches, batch_samples, activity.spans, meanwhile=following)
-        result.read = joined(read)
+            following = partial(self.reader.read_ahead, step, lane)
+        of_samples = batch_samples or plan.samples
+        result = self.runner.run(step, lane, batches, of_samples, activity.spans, meanwhile=following)
+        result.read = read[0] if len(read) == 1 else joined(read)
         activity.leave()
-        result.tally, result.data_s = Tally.of(epoch, result.read), activity.seconds[DATA] - waited
+        result.tally, result.data_s = Tally.of(plan.epoch, result.read), activity.seconds[DATA] - waited
         if result.put_back:
             from quorate.training.told_once import news_of_names
 
@@ -237,25 +221,23 @@ class HostedLanes:
         self.device.free_unused()
         return LaneResult(lane, 0, shortage=why)
 
-    def _audit_others(self, audit: LaneAudit, step: int, batch_samples: int, progress: Progress, last: int) -> None:
-        changes = progress.micro_batches
+    def _audit_others(self, audit: LaneAudit, step: int) -> None:
         for lane in audit.lanes(step):
-            read = partial(self.reader.read, step, lane, changes, aside=True)
+            read = partial(self.reader.read, step, lane, aside=True)
             following: Callable[[], None] | None = None
             if isinstance(self.reader, AheadReader):
-                following = partial(self.reader.read_ahead, step, lane, last, changes, aside=True)
-            audit.see(lane, self._outcome(self._run_aside(step, lane, batch_samples, read, following)))
+                following = partial(self.reader.read_ahead, step, lane, aside=True)
+            audit.see(lane, self._outcome(self._run_aside(step, lane, read, following)))
 
-    def _compute_again(self, step: int, batch_samples: int, changes: MicroBatchChanges, lane: int) -> Outcome | None:
+    def _compute_again(self, step: int, lane: int) -> Outcome | None:
         """A lane of the present step, to settle a difference."""
-        read = partial(self.reader.read, step, lane, changes, again=True)
-        return self._outcome(self._run_aside(step, lane, batch_samples, read, by_tensor=True))
+        read = partial(self.reader.read, step, lane, again=True)
+        return self._outcome(self._run_aside(step, lane, read, by_tensor=True))
 
     def _run_aside(
         self,
         step: int,
         lane: int,
-        batch_samples: int,
         read: Callable[[], list[Batch]],
         following: Callable[[], None] | None = None,
         *,
@@ -273,7 +255,7 @@ class HostedLanes:
         def run() -> LaneResult:
             self.activity.enter(COMPUTE, lane)
             runner.watch.put_back()  # or what was assigned before the step would look like a fault of this worker
-            result = runner.run(step, lane, batches, batch_samples, meanwhile=following)
+            result = runner.run(step, lane, batches, self.reader.plans[step].samples, meanwhile=following)
             with suppress(torch.OutOfMemoryError):  # a digest takes as much again as the gradient
                 runner.digest(result, by_tensor=by_tensor)
             runner.read([result])

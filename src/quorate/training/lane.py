@@ -19,7 +19,7 @@ from quorate.replica.losses import GivenLoss, LossSum, Number, Unread, checked_l
 from quorate.replica.optimizers import SOLE
 from quorate.replica.replica import Replica
 from quorate.replica.state_watch import StateWatch
-from quorate.task.task import Task, take_log
+from quorate.task.task import LOG, Task, take_log
 
 SEEDS_AHEAD = 32
 ASIDE = -1
@@ -134,9 +134,8 @@ class LaneRunner:
     _has_begun: bool = False  # a lane: of one that has not, the gradients are still those of the one before
 
     def __post_init__(self) -> None:
-        spec = self.replica.spec
-        self._device, self._threads = self.replica.device, spec.threads
-        self._metrics_every, self._record = spec.train_metrics_every, spec.record
+        self._device, self._spec = self.replica.device, self.replica.spec
+        self._is_plain = self._device.is_host and self._device.precision == "fp32"
 
     @contextmanager
     def aside(self, slot: int) -> Iterator[None]:
@@ -166,9 +165,7 @@ class LaneRunner:
         if not batches:
             self.gradients.clear(lane)
             return result
-        replica, device = self.replica, self._device
-        replica.begin_lane()
-        put_back = self.watch.before_lane()
+        device, put_back = self._device, self.watch.before_lane()
         self._pin_threads()
         device.seed(self._seeds.get((step, lane)) or self._seed_of(step, lane))
         self.gradients.begin(lane if slot is None else slot)
@@ -183,8 +180,8 @@ class LaneRunner:
                 losses = self.graphs.run(batch, self.gradients, spans, self._run_eagerly)
             # What is read at once needs no copy.
             result.unread.losses += losses if is_last and device.is_host else [loss.kept() for loss in losses]
-            if logged := take_log(self.task):
-                result.unread.logged.append((samples, logged))
+            if vars(self.task).get(LOG):
+                result.unread.logged.append((samples, take_log(self.task)))
         del losses  # or the graph of the last would take its memory until the lane has ended
         self._end(step, result, batches, meanwhile)
         assigned = self.watch.after_lane()
@@ -212,7 +209,7 @@ class LaneRunner:
             from quorate.replica.lane_digest import collected  # where somebody disturbs the worker on purpose
 
             self.on_lane(collected(self.gradients, by_tensor=False)[0])
-        if self._record is not None:
+        if self._spec.record is not None:
             self.digest(result)
         if meanwhile is not None:
             meanwhile()
@@ -222,7 +219,7 @@ class LaneRunner:
             result.taken = replica.buffers.take()
             if result.taken is None:
                 result.buffers = replica.buffers.take_changes()
-        if self._metrics_every is not None and step % self._metrics_every == 0 and slot is None:
+        if (every := self._spec.train_metrics_every) is not None and step % every == 0 and slot is None:
             result.log = {**self._metrics(step, lane, batches), **result.log}
 
     def read(self, results: Sequence[LaneResult]) -> None:
@@ -234,8 +231,8 @@ class LaneRunner:
                 result.buffers, result.taken = self.replica.buffers.changes_in(result.taken), None
 
     def _pin_threads(self) -> None:
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        if torch.get_num_threads() != self._spec.threads:
+            torch.set_num_threads(self._spec.threads)
 
     def digest(self, result: LaneResult, *, by_tensor: bool = False) -> None:
         """Add the digest of the lane that has just ended to its result, and those of its tensors if asked for."""
@@ -245,7 +242,7 @@ class LaneRunner:
         from quorate.replica.lane_digest import collected, lane_digests
 
         groups = collected(self.gradients, by_tensor=False)
-        if by_tensor or self._record == "tensors":
+        if by_tensor or self._spec.record == "tensors":
             groups += collected(self.gradients, by_tensor=True)
         found = lane_digests(groups, self._device)
         if self._device.is_host:
@@ -258,10 +255,13 @@ class LaneRunner:
         """The task's own code, forward and backward; the losses are still on the device."""
         replica, samples = self.replica, batch.samples
         began = 0.0 if spans is None else spans.clock()
-        content = replica.device.move(batch.content)
+        content = batch.content if self._is_plain else replica.device.move(batch.content)
         try:
-            with replica.device.autocast():
-                loss = replica.device.compiled(self.task.loss)(replica.model, content)
+            if self._is_plain:
+                loss = self.task.loss(replica.model, content)
+            else:
+                with replica.device.autocast():
+                    loss = replica.device.compiled(self.task.loss)(replica.model, content)
         except RAISED as error:
             blame_user_code(error, "loss()", self._hint_of(batch))
             raise

@@ -51,7 +51,7 @@ class LateLoop(Loop):
     def _advance(self, step: int, results: Sequence[LaneResult]) -> StepRequest | None:
         """Have the device do the rest of a step, which is read some steps later. The first, which makes what the
         optimizers keep, is read at once, and so is an audit: all before it are complete then."""
-        is_audited = self.audit is not None and self.audit.is_due(step)
+        is_audited = self.audit is not None and step >= self.audit.due
         if is_audited or not self._is_warm or not self.lag.can_take(results):
             self._complete_all()
             return super()._advance(step, results)
@@ -69,7 +69,7 @@ class LateLoop(Loop):
 
         Nothing may follow from it but a save, of which the device makes the copy: it is begun when that step is read.
         """
-        is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
+        is_evaluated = self.evaluation.is_due(step, self.sampler)
         if request not in _ONLY_A_SAVE or is_evaluated or step >= self._last:
             return False
         if request == NOTHING_ASKED and not self._saves_at(step):

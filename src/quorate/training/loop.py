@@ -12,12 +12,7 @@ from quorate.core.generation import CHECKPOINT, EVALUATION, Phase
 from quorate.core.spans import PUBLISH
 from quorate.data.feed import Feed
 from quorate.data.indices import ranges_of
-from quorate.data.sampler import (
-    EvaluationPlan,
-    MicroBatchChanges,
-    Sampler,
-    Source,
-)
+from quorate.data.sampler import PLANNED, EvaluationPlan, MicroBatchChanges, Sampler, Source, StepPlans
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, LogMessage, RunBegan, StepCompleted, TrainingBlocks
 from quorate.replica.buffers import notice_of_few_samples
@@ -36,6 +31,7 @@ from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
 from quorate.training.save import Draft
 from quorate.training.strategy import (
+    NOTHING_ASKED,
     Agreement,
     Save,
     Shortage,
@@ -85,13 +81,16 @@ class Loop:
     _bad_listed: tuple[int, ...] = ()
     _shortage: Shortage | None = None
     _last: int = 0
+    _due: int = 0  # the next step after which it is asked whether something follows from it
 
     @cached_property
     def _hosted(self) -> HostedLanes:
         hosted, device, audit = self.strategy.hosted, self.replica.device, self.audit
         audited = (lambda _: ()) if audit is None else audit.lanes
         kind = LaneReader if device.is_host else AheadReader
-        reader = kind(self.feed, self.sampler, self.evaluation, hosted, self.activity, device, audited)
+        plans = StepPlans(self.sampler, hosted, self.progress.micro_batches)
+        rest = self.activity, device, plans, self._last, audited
+        reader = kind(self.feed, self.sampler, self.evaluation, hosted, *rest)
         return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease, self.audit)
 
     @staticmethod
@@ -130,6 +129,8 @@ class Loop:
             self._begin_save()
         while self.progress.cursor.step < last and not self.progress.early_stopped:
             request = self._next()
+            if request == NOTHING_ASKED and self.progress.cursor.step < self._due:
+                continue
             if request.stop is not None:
                 self._save()
                 return request.stop
@@ -140,6 +141,7 @@ class Loop:
                 self._begin_save()
             if request.leave:
                 return None
+            self._due = self._next_due()
         self._save()
         return "early stop" if self.progress.early_stopped else self.mode.ending_after(last, self.sampler.total_steps)
 
@@ -173,11 +175,10 @@ class Loop:
         strategy, activity = self.strategy, self.activity
         if self.tracer is not None:
             activity.spans = self.tracer.begin_step(step)
-        epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)
         activity.begin_step(step)
         strategy.begin(step)
-        is_audited = self.audit is not None and self.audit.is_due(step)
-        results = self._hosted.run(step, epoch, batch_samples, self.progress, self._last, is_audited=is_audited)
+        is_audited = self.audit is not None and step >= self.audit.due
+        results = self._hosted.run(step, self.progress, is_audited=is_audited)
         return self._advance(step, results)
 
     def _wishes(self) -> StepRequest:
@@ -230,9 +231,10 @@ class Loop:
         timing = timing or Timing(self._laps.lap(), self.activity.seconds)
         optimizers = self.replica.optimizers
         rates = optimizers.learning_rates if agreed.learning_rates is None else agreed.learning_rates
-        names, draws = optimizers.by_name, self._hosted.draws
+        hosted, names = self._hosted, optimizers.by_name
         tensors = None if self.spec.record is None else [name for name, _ in self.replica.trainable]
-        event = step_completed(step, agreed, warnings, timing, rates, self.sampler, names, draws, tensors)
+        plan = hosted.reader.plans[step]
+        event = step_completed(plan, agreed, warnings, timing, rates, self.sampler, names, hosted.draws, tensors)
         self.publish(event)
         barren = self.progress.barren
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
@@ -297,6 +299,13 @@ class Loop:
         self.checkpointer.settle_before()  # averages are evaluated in the place of the parameters
         with self.activity.during(EVALUATION):
             return self.evaluate(step, self.strategy)
+
+    def _next_due(self, most: int = PLANNED) -> int:
+        """The next step that the job evaluates or saves after, at most so many from here: nothing follows from those
+        before it, unless somebody asks for it."""
+        step, evaluation, sampler = self.progress.cursor.step, self.evaluation, self.sampler
+        coming = range(step + 1, step + most)
+        return next((each for each in coming if self._saves_at(each) or evaluation.is_due(each, sampler)), coming.stop)
 
     def _save_is_due(self) -> bool:
         """A fact of the state and the job, so all workers find the same without a word."""

@@ -11,7 +11,7 @@ import torch
 from quorate.core.generation import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.data.indices import ranges_of
 from quorate.data.ledger import Tally
-from quorate.data.sampler import Sampler
+from quorate.data.sampler import Sampler, StepPlan
 from quorate.observe.event import Event
 from quorate.observe.events import SkippedStep, StepCompleted
 from quorate.replica.device import Numbers
@@ -107,7 +107,7 @@ class Agreement(NamedTuple):
     data_s: float = 0.0
     put_back: tuple[str, ...] = ()
     shortage: Shortage | None = None
-    scaling: Scaling | None = None
+    scaling: Scaling = Scaling()
     digests: tuple[tuple[int, ...], ...] = ()
     norms: Mapping[str, float] = NO_NORMS
     told: tuple[Event, ...] = ()
@@ -124,22 +124,17 @@ class Agreement(NamedTuple):
         is_skipped = self.skipped is not None and not self.skipped.is_partial
         return is_skipped or self.shortage is not None or not self.samples
 
-    @property
-    def has_overflowed(self) -> bool:
-        """Whether the optimizers leave the step out, since its gradients are too large for float16."""
-        return self.scaling is not None and self.scaling.overflowed
-
 
 def advanced(progress: Progress, agreed: Agreement) -> Progress:
     """How far a job is with one more step."""
     if agreed.is_void:
         return progress.after_step(0, bad=len(agreed.bad), is_barren=not agreed.samples)
     after = progress.after_step(agreed.samples, agreed.tally, bad=len(agreed.bad))
-    return replace(after, overflows=after.overflows + 1) if agreed.has_overflowed else after
+    return replace(after, overflows=after.overflows + 1) if agreed.scaling.overflowed else after
 
 
 def step_completed(
-    step: int,
+    plan: StepPlan,
     agreement: Agreement,
     warnings: tuple[str, ...],
     timing: Timing,
@@ -151,7 +146,7 @@ def step_completed(
 ) -> StepCompleted:
     """Whether it was read at once or late, it is the same but for its times. `tensors` are the names of what has
     gradients, where digests are recorded."""
-    epoch, seconds, skipped = sampler.epoch_of(step), timing.seconds, agreement.skipped
+    seconds, skipped = timing.seconds, agreement.skipped
     # A step that changes nothing has no loss. What ends an epoch tells what the ledger must know of it.
     losses: dict[str, float | None] = {name: loss.mean for name, loss in agreement.losses.items()}
     if agreement.is_void:
@@ -160,11 +155,9 @@ def step_completed(
     told = () if tensors is None else agreement.digests
     lanes = [[f"{each:016x}" for each in of_lane] or [""] for of_lane in told]
     by_tensor = len(max(lanes, key=len, default=[])) > 1
-    is_own = sampler.is_own(epoch)
-    ends = sampler.ends_epoch(step)
     return StepCompleted(
-        step=step,
-        epoch=epoch,
+        step=plan.step,
+        epoch=plan.epoch,
         losses=losses,
         learning_rates=rates,
         gradient_norms=dict(agreement.norms),
@@ -175,9 +168,9 @@ def step_completed(
         exchange_s=seconds[EXCHANGE],
         apply_s=seconds[APPLY],
         ledger=cast(str, agreement.tally),  # made when the event is told
-        own_order=is_own,
-        dropped=tuple(sorted(sampler.dropped(epoch).tolist())) if ends else (),
-        planned=str(sampler.planned(epoch)) if ends and is_own else None,
+        own_order=plan.own_order,
+        dropped=tuple(sorted(sampler.dropped(plan.epoch).tolist())) if plan.ends_epoch else (),
+        planned=str(sampler.planned(plan.epoch)) if plan.ends_epoch and plan.own_order else None,
         # Of another worker, for which this one has waited in the exchange.
         longest_data_s=agreement.data_s if agreement.data_s > seconds[DATA] + 1e-6 else None,
         draws=draws,  # what is decoded is another sample in each epoch, and cannot be cached
@@ -186,8 +179,8 @@ def step_completed(
         bad_samples=len(agreement.bad),
         bad=ranges_of(agreement.bad) if agreement.bad else (),
         warnings=warnings,
-        loss_scale=None if agreement.scaling is None else agreement.scaling.scale,
-        overflow=agreement.has_overflowed,
+        loss_scale=agreement.scaling.scale,
+        overflow=agreement.scaling.overflowed,
         skipped=None
         if skipped is None
         else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples), skipped.is_partial),

@@ -24,9 +24,9 @@ from quorate.training.strategy import Agreement
 class Update:
     """Applies a step's agreement to the replica.
 
-    `before_change` is called before anything changes. It raises where this worker may not: its lease is over.
-    `check_gradients` is called with each step whose gradients are where the optimizers look for them. `audit` is for
-    whoever agrees on steps before they are applied.
+    Before anything changes `settle` waits for what is still read of the state, and `check_lease` raises where this
+    worker may not change it. `check_gradients` is called with each step whose gradients are where the optimizers look
+    for them. `audit` is for whoever agrees on steps before they are applied.
     """
 
     spec: JobSpec
@@ -35,7 +35,8 @@ class Update:
     watch: StateWatch
     sampler: Sampler
     activity: Activity
-    before_change: Callable[[], None]
+    settle: Callable[[], None]
+    check_lease: Callable[[], None]
     check_gradients: Callable[[int], None] | None = None
     audit: LaneAudit | None = None
 
@@ -45,36 +46,35 @@ class Update:
         if agreement.is_void:
             self.leave_out(step)
         else:
-            agreement = self._apply(step, agreement)
+            self.install(agreement.present, agreement)
+            if self.check_gradients is not None:
+                self.check_gradients(step)
+            if self.has_plain_norm:
+                agreement = agreement._replace(norms={SOLE: self.gradients.total_norm(self.replica.device)})
+            else:
+                agreement = self._with_norms(step, agreement)
+            optimizers = self.replica.optimizers
+            self.change(step, agreement, optimizers.leave_out if agreement.scaling.overflowed else optimizers.update)
         self.activity.leave()
         return agreement
 
     def begin(self) -> None:
         """The state is about to change; the activity is left when it has. Raises where this worker may not."""
-        self.before_change()
+        self.settle()
+        self.check_lease()
         self.activity.enter(APPLY)
 
-    def _apply(self, step: int, agreement: Agreement) -> Agreement:
-        gradients, optimizers, loss_scale = self.gradients, self.replica.optimizers, self.replica.loss_scale
-        self.install(agreement)
-        if self.check_gradients is not None:
-            self.check_gradients(step)
-        if self.has_plain_norm:
-            norms = {SOLE: gradients.total_norm(self.replica.device)}
-        else:
-            begun = self._norms(optimizers.by_name)
-            if loss_scale is not None:
-                loss_scale.move()
-            scaling = [] if loss_scale is None else loss_scale.scalars
-            read = self.replica.device.numbers([*begun.values(), *scaling])()
-            norms = dict(zip(begun, read, strict=False))
-            if scaling:
-                agreement = agreement._replace(scaling=judged(step, *read[len(begun) :]))
-        if agreement.has_overflowed:
-            self.change(step, agreement, optimizers.leave_out)
-            return agreement
-        self.change(step, agreement, optimizers.update)
-        return agreement._replace(norms=norms)
+    def _with_norms(self, step: int, agreement: Agreement) -> Agreement:
+        """Where gradients are clipped or scaled, or optimizers are several; none of a step that has overflowed."""
+        begun, loss_scale = self._norms(self.replica.optimizers.by_name), self.replica.loss_scale
+        if loss_scale is None:
+            read = self.replica.device.numbers([*begun.values()])()
+            return agreement._replace(norms=dict(zip(begun, read, strict=True)))
+        loss_scale.move()
+        read = self.replica.device.numbers([*begun.values(), *loss_scale.scalars])()
+        scaling = judged(step, *read[len(begun) :])
+        norms = {} if scaling.overflowed else dict(zip(begun, read, strict=False))
+        return agreement._replace(scaling=scaling, norms=norms)
 
     @cached_property
     def has_plain_norm(self) -> bool:
@@ -93,7 +93,7 @@ class Update:
         """
         self.begin()
         replica, optimizers = self.replica, self.replica.optimizers
-        self._install(present, to_be_written=self.spec.clip_norm is not None)
+        self.install(present)
         left_out = void
         if replica.loss_scale is not None:
             replica.loss_scale.move(void)
@@ -107,19 +107,16 @@ class Update:
         self.activity.leave()
         return norms
 
-    def install(self, agreement: Agreement) -> None:
-        """Put the sums where the optimizers look for them, as gradients of a mean."""
-        scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
-        self._install(agreement.present, to_be_written=scales or self.spec.clip_norm is not None)
-        if scales:
-            self._scale(agreement)
-
-    def _install(self, present: int, *, to_be_written: bool) -> None:
+    def install(self, present: int, agreement: Agreement | None = None) -> None:
+        """Put the sums where the optimizers look for them; of a step that was read, as gradients of a mean."""
         loss_scale = self.replica.loss_scale
-        self.gradients.install(present, to_be_written or loss_scale is not None)
+        scales = agreement is not None and (agreement.bad or any(loss.per_item for loss in agreement.losses.values()))
+        self.gradients.install(present, bool(scales) or self.spec.clip_norm is not None or loss_scale is not None)
         if loss_scale is not None:
             # First of all: norms, clipping and the optimizers are to see what they would see without it.
             loss_scale.unscale(self.gradients.parameters)
+        if agreement is not None and scales:
+            self._scale(agreement)
 
     def change(self, step: int, agreement: Agreement, update: Callable[[], None]) -> None:
         """Everything that a step changes; `update` changes the parameters."""
@@ -136,7 +133,8 @@ class Update:
             # Before the step, which may change buffers too: an average is made of the statistics of this step.
             replica.buffers.commit(agreement.buffers)
         update()
-        optimizers.advance_schedules(step, self.sampler)
+        if optimizers.schedulers:
+            optimizers.advance_schedules(step, self.sampler)
         if runs_user_code:
             self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
         if replica.average is not None:

@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from quorate.core.errors import FrameError, OutOfMemory
 from quorate.core.generation import GenerationId
@@ -104,10 +105,10 @@ class Doorbell(Closable):
         """Send a message; it is on its way when this returns."""
         self._sent += 1
         packet = _HEADER.pack(*self._generation, self._sent) + message
-        self._use(lambda: self._socket.send(packet), select.POLLOUT, deadline)
+        self._use(self._socket.send, packet, select.POLLOUT, deadline)
 
     def answer(self, deadline: Deadline) -> bytes:
-        size = self._use(lambda: self._socket.recv_into(self._buffer), select.POLLIN, deadline)
+        size = self._use(self._socket.recv_into, self._buffer, select.POLLIN, deadline)
         if size < _HEADER.size:
             raise self._lost("it closed the connection")
         self._received += 1
@@ -143,13 +144,13 @@ class Doorbell(Closable):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._release_if_unused()
 
-    def _use(self, attempt: Callable[[], int], events: int, deadline: Deadline) -> int:
-        """Attempt something again and again, waiting in between, until it works."""
+    def _use(self, attempt: Callable[[Any], int], content: bytes | bytearray, events: int, deadline: Deadline) -> int:
+        """Attempt to send or receive again and again, waiting in between, until it works."""
         self._enter()
         try:
             while True:
                 try:
-                    return attempt()
+                    return attempt(content)
                 except BlockingIOError:
                     if wait_for(self._socket, events, deadline) < 0:
                         raise self._lost("nothing was heard from it until the deadline") from None

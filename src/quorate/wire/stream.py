@@ -58,7 +58,8 @@ class Closable:
     def _leave(self) -> None:
         with self._lock:
             self._users -= 1
-            self._release_if_unused()
+            if self._closed:
+                self._release_if_unused()
 
     def _release_if_unused(self) -> None:
         if self._closed and not self._users:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from quorate.core.generation import APPLY, COMPUTE, DATA, Pace
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
+from quorate.observe.events import EvaluationDone
 
 log = logging.getLogger(__name__)
 # A message that is too large is refused for good, and would keep every heartbeat after it from being sent.
@@ -91,9 +92,11 @@ class Outbox:
     """A queue of events. `publish` never waits; batches are taken by one thread at a time.
 
     `queued` and `arrived` count the events that ever were; one that is left out counts as arrived with its batch.
+    `hurry` has the next batch sent at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hurry: Callable[[], None] = lambda: None) -> None:
+        self._hurry = hurry
         self.queued = self.arrived = 0
         self._events: deque[Event] = deque()
         self._left_over = ""  # the line of the event that did not fit into the last batch
@@ -105,6 +108,8 @@ class Outbox:
         """Queue an event. It becomes JSON later, on the thread that sends it: training waits for this call."""
         self.queued += 1
         self._events.append(event)
+        if isinstance(event, EvaluationDone):
+            self._hurry()  # a search decides by it whether this run goes on
 
     def next_batch(self) -> Batch:
         """What to tell next: what has not been answered yet, or the oldest that is queued."""

@@ -14,8 +14,7 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, Pace, WorkerStatus
 from quorate.core.machine import why_no_thread
 from quorate.core.timing import SYSTEM, ClockOffset, Latch, RemoteClock, Runtime, Thread, Timing
-from quorate.observe.event import Event
-from quorate.observe.events import EvaluationDone
+from quorate.training.strategy import NOTHING_ASKED, Save, StepRequest
 from quorate.wire.link import Deadline
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import (
@@ -38,7 +37,8 @@ _REST_LIMIT = 0.5
 
 @dataclass(eq=False)
 class Membership:
-    """A worker's membership of its job. `view` is what it has heard and promised so far.
+    """A worker's membership of its job. `view` is what it has heard and promised so far. `publish` tells an event with
+    the next heartbeat; it never waits. `lease_remaining` are the seconds for which this worker may act.
 
     `patience` is for how many seconds after the end of its lease a coordinator may still be followed by another: on the
     launcher's host without end, since a worker there dies with its launcher, who replaces coordinators.
@@ -62,7 +62,8 @@ class Membership:
         self._incarnation = 0
         self._closing = Latch(self.runtime)
         self._lease = Lease(self.timing, self.runtime.now)
-        self._outbox = Outbox()
+        self._outbox = Outbox(self._closing.wake)
+        self.lease_remaining, self.publish = self._lease.remaining, self._outbox.publish
         self._coordinator_clock = RemoteClock()
         # Of the thread that sends heartbeats, and of whoever has something to tell at once: one is sent at a time.
         self._turn = self.runtime.condition()
@@ -122,7 +123,7 @@ class Membership:
         # A coordinator that is gone forms no generation.
         pause = self.timing.heartbeat_every
         generation = self.view.await_generation(after, self._check_coordinator_returns, pause)
-        while self._lease.remaining() <= 0 and not self.view.ended:
+        while self.lease_remaining() <= 0 and not self.view.ended:
             self._check_coordinator_returns()
             self._closing.wait(pause / 10)
         return generation
@@ -157,17 +158,14 @@ class Membership:
 
     # --- acting
 
-    def lease_remaining(self) -> float:
-        """Seconds for which this worker may act; not positive when its lease, or the job, is over."""
-        return self._lease.remaining()
-
     def clock_offset(self) -> ClockOffset | None:
         """How far the coordinator's clock is ahead of this worker's monotonic one; None if it has told no time."""
         return self._coordinator_clock.offset(self.runtime.now())
 
     def check_lease(self) -> None:
         """Raise LeaseExpired, GenerationOver or JobEnded when this worker may act no longer."""
-        self.view.check()
+        if self.view.is_over:
+            self.view.check()
         if self._lease.remaining() <= 0:
             raise LeaseExpired(self._lease.explain(self.link.address))
 
@@ -187,11 +185,13 @@ class Membership:
         """Tell with every heartbeat from now on that this worker has to leave. Only a flag: signal handlers call it."""
         self._is_leaving = True
 
-    def publish(self, event: Event) -> None:
-        """Tell an event with the next heartbeat. It never waits."""
-        self._outbox.publish(event)
-        if isinstance(event, EvaluationDone):
-            self._closing.wake()  # a search decides by it whether this run goes on
+    def requested(self) -> StepRequest:
+        """What the coordinator asks for at the next step boundary."""
+        asked = self.view
+        if not asked.is_asked:  # as at almost every step
+            return NOTHING_ASKED
+        save = Save.COMMIT if asked.save_requested else Save.BEGIN if asked.save_asked else Save.NONE
+        return StepRequest(asked.stop_requested, save, asked.break_requested or asked.save_requested)
 
     # --- leaving
 

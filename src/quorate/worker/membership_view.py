@@ -48,6 +48,7 @@ class MembershipView:
         self.stop_requested: str | None = None
         self.is_asked = False  # whether the coordinator has ever asked for something at a step boundary
         self.ended = False
+        self.is_over = False  # its generation, or the job: `check` says which
         self.failure: Failure | None = None
 
     # --- what the worker does
@@ -164,8 +165,8 @@ class MembershipView:
                 case "end":
                     self.failure = decode_failure(directive.end.failure)
                     self.ended = True
-            is_over = self.ended or (self._generation is not None and self._over == self._generation.id)
-            close = self._close_links if is_over else None
+            self.is_over = self.ended or (self._generation is not None and self._over == self._generation.id)
+            close = self._close_links if self.is_over else None
             self._changed.notify_all()
         if what in ("stop", "save"):
             log.info("asked to %s at the next step boundary", what)

@@ -20,7 +20,6 @@ from quorate.strategies.kinds import Connection
 from quorate.task.progress import Progress
 from quorate.training.activity import Activity, Tracer
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.strategy import NOTHING_ASKED, Save, StepRequest
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import Assembly, Hooks, SessionParts
 from quorate.worker.assignment import Assignment, Tell, WorkerHook
@@ -223,7 +222,7 @@ class LoopTrainer:
             publish=self.backlog.publish,
             check_lease=self.membership.check_lease,
             activity=self.activity,
-            requested=self._requested,
+            requested=self.membership.requested,
             save_begun=self.membership.view.save_begun,
             keep=self.backlog.keep,
             tracer=self.tracer,
@@ -287,11 +286,3 @@ class LoopTrainer:
         """Whether this generation is to end at the next boundary. Raises when it has ended."""
         self.membership.check_lease()
         return self.membership.view.break_requested or self.membership.view.stop_requested is not None
-
-    def _requested(self) -> StepRequest:
-        """What the coordinator asks for at the next step boundary."""
-        asked = self.membership.view
-        if not asked.is_asked:  # as at almost every step
-            return NOTHING_ASKED
-        save = Save.COMMIT if asked.save_requested else Save.BEGIN if asked.save_asked else Save.NONE
-        return StepRequest(asked.stop_requested, save, asked.break_requested or asked.save_requested)

@@ -183,7 +183,7 @@ class GangGradients(LoneGradients):
         if lane == self.hosted.start:
             super().begin(lane)
 
-    def begin_pass(self, *, is_last: bool) -> None:
+    def begin_pass(self, *, is_last: bool = False) -> None:
         if self._reducer is not None and self._overlaps and is_last and self._is_last_lane:
             self._reducer.arm()
         super().begin_pass(is_last=is_last)

@@ -200,7 +200,7 @@ class ServerStep(_Step):
         self._exchange.add_up(step, self._held.totals)
         if self._rows is not None:
             self._held.take_rows(self._rows.add_up())
-        self._update.install(agreed)
+        self._update.install(agreed.present, agreed)
         blocks = [block for block in self.share.primary if agreed.present >> block & 1]
         gradients = [self.share.parameter(block).grad for block in blocks]
         values = [one._values() if one.is_sparse else one for one in gradients if one is not None]

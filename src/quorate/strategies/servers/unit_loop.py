@@ -157,8 +157,7 @@ class UnitLoop(Loop):
         """The lane's gradient of the mean over its own samples."""
         planned = len(self.sampler.share(unit.step, unit.lane))
         self.watch.settings.begin()
-        epoch = self.sampler.epoch_of(unit.step)
-        result = self._hosted.run_lane(unit.step, epoch, unit.lane, planned, self.progress, self._last)
+        result = self._hosted.run_lane(unit.step, unit.lane, self.progress, batch_samples=planned)
         self.watch.after_lanes()
         return result
 
@@ -166,17 +165,8 @@ class UnitLoop(Loop):
 
     def _hub(self) -> Hub:
         # An earlier hub may not have told some of the steps that are applied: each is written down once.
-        completed, boundary = self.progress.cursor.step, self._next_boundary()
+        completed, boundary = self.progress.cursor.step, min(self._last, self._next_due(LONGEST))
         return Hub(self._applied, boundary, self._units.staleness, self._complete_step, self._begun, completed)
-
-    def _next_boundary(self) -> int:
-        step, every = self.progress.cursor.step, self.spec.checkpoint.every
-        last = min(self._last, step + LONGEST)
-        for coming in range(step + 1, last):
-            is_saved = self.sampler.ends_epoch(coming) if every == "epoch" else every and coming % every == 0
-            if is_saved or self.evaluation.is_due(coming, self.sampler):
-                return coming
-        return last
 
     def _look(self, hub: Hub | None) -> None:
         """Now and then, while workers are served: whether this server may go on, and what it is asked."""
