@@ -6,11 +6,11 @@
     python scripts/hops.py step --list      one of them, and what was called in it
 
 A small job is trained with `sys.setprofile` set in each of its processes. A launch is what the launcher calls, in all
-its threads, from the resolved job until it has handled the first completed step; `step` is one turn of the loop of a job
-with one lane on one worker, `step2` that of one of two workers with a lane each; a save is the one at the end of the
-first, in all threads of the worker; a death lasts from the SIGKILL of one of two workers until the other has completed
-its next step, in all processes, without what they call anyway in the second before (steps, heartbeats). What writes and
-masks the log is not counted, nor are bodies of classes.
+its threads, from the resolved job until it has handled the first completed step; `step` is one turn of the loop of a
+job with one lane on one worker, `step2` that of one of two workers with a lane each; a save is the one at the end of
+the first, in all threads of the worker; a death lasts from the SIGKILL of one of two workers until the other has
+completed its next step, in all processes, without what they call anyway in the second before (steps, heartbeats). What
+writes and masks the log is not counted, nor are bodies of classes.
 """
 
 import argparse

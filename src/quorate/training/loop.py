@@ -204,20 +204,18 @@ class Loop:
         if agreed.shortage is not None:
             self._shrink(step, agreed.shortage)
             return None
-        if self._is_warm:
-            if strategy.hosted:
-                activity.add_step(activity.seconds, len(strategy.hosted))
-        else:
-            # The first step has waited for loaders that were just started, and does not count for the pace. Now that
-            # the optimizers have their state, it is known how much there is to save.
-            self.checkpointer.prepare(self.progress, self.workers)
-            self._is_warm = True
+        is_first, self._is_warm = not self._is_warm, True
+        # The first step has waited for loaders that were just started, and does not count for the pace.
+        if strategy.hosted and not is_first:
+            activity.add_step(activity.seconds, len(strategy.hosted))
         self._complete(step, agreed._replace(learning_rates=rates))
         for event in agreed.told:
             self.publish(event)
         if spans is not None:
             spans.add(PUBLISH, began, spans.root)
         self.watch.settings.begin()
+        if is_first:  # Now that the optimizers have their state, it is known how much there is to save.
+            self.checkpointer.prepare(self.progress, self.workers)
         return agreed.request
 
     def _complete(self, step: int, agreed: Agreement, timing: Timing | None = None) -> StepCompleted:
