@@ -6,7 +6,6 @@ its params say the same.
 """
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -24,7 +23,6 @@ from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
-from quorate.core.regular_file import read_regular
 from quorate.engines.engine import Prepared
 from quorate.history.identity import Identity
 from quorate.observe.screen import REUSED
@@ -102,9 +100,7 @@ def likely_runs(spec: JobSpec, runs: Path) -> dict[Path, Identity]:
     wanted, params = meaning_of(spec, 0) | length, params_of(spec.params)
     likely = {}
     for file in sorted([*runs.glob(f"*/{IDENTITY}"), *runs.glob(f"*/trials/*/{IDENTITY}")]):
-        identity = None
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            identity = Identity.of_record(json.loads(read_regular(file)))
+        identity = Identity.of_run(RunFolder(file.parent))
         if identity is not None and identity.is_proven and identity.facts["job"] | length == wanted:
             theirs = identity.facts["task"]["params"]
             if {**theirs, **params} == theirs:
@@ -158,12 +154,12 @@ def _known(run: RunFolder, spec: JobSpec, is_equal: bool) -> Known | None:
     except QuorateError:
         return None
     step, result = saved[-1].cursor.step if saved else 0, run.whole_result() or {}
+    # By its job: a resume to more steps that was refused has changed its identity, and nothing else.
     lengths = [(getattr(recorded, unit), getattr(spec, unit)) for unit in LENGTH]
-    # A resume to more steps that was refused has changed its identity, and nothing else.
-    is_whole = is_equal and all(one == other for one, other in lengths)
-    if step and is_whole and result.get("status") == "complete" and result.get("steps") == step:
+    is_as_long = all(one == other for one, other in lengths)
+    if step and is_equal and is_as_long and result.get("status") == "complete" and result.get("steps") == step:
         return Known(run, True, step)
-    is_shorter = is_equal or any(less and more and less < more for less, more in lengths)
+    is_shorter = is_as_long or any(less and more and less < more for less, more in lengths)
     is_sealed = spec.checkpoint.sealing is not None or any(each.manifest.encryption for each in saved)
     return Known(run, False, step) if step and is_shorter and not is_sealed else None
 

@@ -216,19 +216,16 @@ class ForkServer:
                 self._remain(self._task)
             self._task.check(message)
             self._task.finish_imports()
-            found = replace(self._task.found(message), identity=self._identity(message))
+            found = self._task.found(message)
+            if message.get("identify") and thread_count() == 1:  # a fork can find it out
+                from quorate.worker.identify import identity_in_child
+
+                identity = identity_in_child(self._task.type, message["identify"], message["job_source"])
+                found = replace(found, identity=identity)
             source = None if found.source is None else found.source.to_page()
             self._messages.send(READY, **vars(found) | {"source": source, "pid": os.getpid()})
         except Exception as error:
             self._messages.send(FAILED, failure=unprepared(error).to_dict())
-
-    def _identity(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """What the identity of a run would be, where that is asked and a fork can find it out."""
-        if self._task is None or not message.get("identify") or thread_count() > 1:
-            return None
-        from quorate.worker.identify import identity_in_child
-
-        return identity_in_child(self._task.type, message["identify"], message["job_source"])
 
     def _remain(self, task: ImportedTask) -> None:
         """Where that is asked for, stay as a process that has imported the task and nothing else, while a fork of it

@@ -12,7 +12,6 @@ from quorate.core.errors import DamagedFileError
 from quorate.core.regular_file import read_regular
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import write_atomically
-from quorate.storage.objects import StoreError
 from quorate.storage.run_folder import RunFolder
 
 NAME = "submission.json"
@@ -100,28 +99,19 @@ IDENTITY = "identity.json"
 
 
 def write_identity(run: RunFolder, found: Mapping[str, Any]) -> None:
-    """Keep what a run's identity is made of, for all its hosts. Where there is no room for it there is none: an earlier
-    one would be wrong."""
-    text = f"{json.dumps(found, indent=1)}\n"
+    """Keep what a run's identity is made of. Where there is no room for it there is none: an earlier one is wrong."""
     try:
-        if run.stored is not None:
-            run.stored.put(IDENTITY, text.encode())
-        else:
-            write_atomically(run.path / IDENTITY, text)
-    except (OSError, StoreError):
-        with contextlib.suppress(OSError, StoreError):
-            (run.path / IDENTITY).unlink() if run.stored is None else run.stored.remove(IDENTITY)
+        write_atomically(run.path / IDENTITY, f"{json.dumps(found, indent=1)}\n")
+    except OSError:
+        (run.path / IDENTITY).unlink(missing_ok=True)
 
 
 def read_identity(run: RunFolder) -> dict[str, Any] | None:
     """The same; None where none was written, or it cannot be read: nobody relies on one that may be damaged."""
-    try:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(read_regular(run.path / IDENTITY))
-    except (OSError, ValueError, RecursionError):
-        found = None
-        with contextlib.suppress(DamagedFileError, StoreError, ValueError):
-            found = None if run.stored is None else json.loads(run.stored.read(IDENTITY))
-    return found if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else None
+    return None
 
 
 FOLDER = "tracking"

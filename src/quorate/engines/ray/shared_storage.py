@@ -18,7 +18,7 @@ from quorate.storage.run_folder import RunFolder
 OWNER = "owner"
 """The file, in a run's folder in the storage, that says which run that is."""
 REACH = ".reach-"
-SHARED = ("checkpoints", "events.jsonl", "coordinators", "micro_batches.json", "coordinator.json")
+SHARED = ("checkpoints", "events.jsonl", "coordinators", "micro_batches.json", "identity.json", "coordinator.json")
 
 
 def share(run: RunFolder, storage: Path | None) -> RunFolder:
