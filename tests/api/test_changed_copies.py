@@ -56,7 +56,7 @@ HARMLESS = """
     evaluate early_stop lineage on_nonfinite_loss on_out_of_memory on_bad_sample device precision loss_scale compile
     memory deterministic bucket_mb strategy workers min_workers spares failure_timeout step_timeout setup_timeout
     balance runs checkpoint loader_workers loader_prefetch links capture overlap nccl check_gradients audit record
-    train_metrics_every port log_level checkpoint.every checkpoint.minutes checkpoint.keep checkpoint.keep_every
+    train_metrics_every port log_level reuse checkpoint.every checkpoint.minutes checkpoint.keep checkpoint.keep_every
     checkpoint.source checkpoint.when_busy checkpoint.digest
 """
 """Keys of a job that name nothing. A new key is put here, or among those that are not used of a copy (`NAMING`)."""

@@ -78,7 +78,7 @@ def test_quiet_is_another_way_to_show_the_same_work(
         asked.append(watch)
         return Result.of(run, run.read_result() or {})
 
-    monkeypatch.setattr(session, "start", lambda _, watch: work(watch=watch))
+    monkeypatch.setattr(session, "start", lambda _, watch, *__: work(watch=watch))
     monkeypatch.setattr(session, "resume", work)
     reference = {"train": str(finished / "job.yaml"), "resume": str(run.path)}[verb]
     done = CliRunner().invoke(app, [verb, reference, *flags])

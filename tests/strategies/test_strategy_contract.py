@@ -82,7 +82,7 @@ class Worker:
         self.task = configure(Normed, {}, "test", self.spec.seed)
         self.replica = Replica(self.task, self.spec)
         self.factory = strategy_factory(self.spec, self.replica, Holdings(role=role))
-        self.before_change: Callable[[], None] = gang.no_trouble
+        self.check_lease: Callable[[], None] = gang.no_trouble
         self.loss_factor = 1.0
 
     def begin(self, connection: Connection) -> None:
@@ -91,8 +91,16 @@ class Worker:
         watch = StateWatch(self.task, self.replica)
         self.gradients = connection.gradients
         sampler = LaneSampler(self.spec, len(Points()), self.task.order)
-        may = gang.no_trouble, lambda: self.before_change()
-        update = Update(self.spec, self.replica, self.gradients, watch, sampler, activity, *may)
+        update = Update(
+            self.spec,
+            self.replica,
+            self.gradients,
+            watch,
+            sampler,
+            activity,
+            settle=gang.no_trouble,
+            check_lease=lambda: self.check_lease(),
+        )
         self.strategy = connection.strategy(update, activity)
 
     def step(self, step: int, request: StepRequest | None = None) -> Agreement:
@@ -220,7 +228,7 @@ def test_without_a_lease_nothing_changes(workers: list[Worker]) -> None:
 
     def work(worker: Worker) -> tuple[BaseException | None, bool]:
         before = worker.replica.weights_digest()
-        worker.before_change = refuse
+        worker.check_lease = refuse
         error = error_of(lambda: worker.step(1))
         if not worker.strategy.hosted:
             worker.strategy.close()  # workers wait for what a server would have told them

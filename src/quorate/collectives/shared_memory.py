@@ -159,10 +159,12 @@ class SharedMemoryReduction:
 
         def ask(there: bytes, back: bytes) -> None:
             self._doorbells[following].ring(there, self.deadline)
-            self._check(following, self._doorbells[following].answer(self.deadline), back)
+            if (said := self._doorbells[following].answer(self.deadline)) != back:
+                raise self._elsewhere(following, said, back)
 
         def answer(there: bytes, back: bytes) -> None:
-            self._check(previous, self._doorbells[previous].answer(self.deadline), there)
+            if (said := self._doorbells[previous].answer(self.deadline)) != there:
+                raise self._elsewhere(previous, said, there)
             self._doorbells[previous].ring(back, self.deadline)
 
         messages = [(_PLACE.pack(b"p", 0, probe), _PLACE.pack(b"q", 0, probe)) for probe in range(PROBES)]
@@ -208,7 +210,7 @@ class SharedMemoryReduction:
         message = _PLACE.pack(what, step, index)
         for position, said in self._exchange_messages(message).items():
             if said != message:
-                self._check(position, said, message)
+                raise self._elsewhere(position, said, message)
 
     def _exchange_pieces(self, place: bytes, payload: bytes) -> tuple[bytes, ...]:
         """In pieces, of which everybody sends one before anybody sends the next: so no buffer can overflow."""
@@ -216,7 +218,7 @@ class SharedMemoryReduction:
         collected = {position: bytearray() for position in self._doorbells}
         for position, said in self._exchange_messages(head + payload[:_PIECE]).items():
             if said[: len(place)] != place:
-                self._check(position, said[: len(place)], place)
+                raise self._elsewhere(position, said[: len(place)], place)
             collected[position] += said
         longest = max(len(payload), *(_LENGTH.unpack_from(said, len(place))[0] for said in collected.values()))
         for start in range(_PIECE, longest, _PIECE):
@@ -226,12 +228,11 @@ class SharedMemoryReduction:
         payloads[self._position] = payload
         return tuple(payloads[position] for position in range(len(self._generation.members)))
 
-    def _check(self, position: int, said: bytes, expected: bytes) -> None:
-        if said != expected:
-            raise FrameError(
-                f"{self._doorbells[position].peer} is elsewhere in the exchange: it sent {_described(said)} where "
-                f"{_described(expected)} is expected"
-            )
+    def _elsewhere(self, position: int, said: bytes, expected: bytes) -> FrameError:
+        return FrameError(
+            f"{self._doorbells[position].peer} is elsewhere in the exchange: it sent {_described(said)} where "
+            f"{_described(expected)} is expected"
+        )
 
     def _exchange_messages(self, message: bytes) -> dict[int, bytes]:
         for doorbell in self._doorbells.values():

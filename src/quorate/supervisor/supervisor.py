@@ -265,8 +265,9 @@ class Supervisor:
             workers.start(slot, self._launch.checkpoint)
         asked = False
         while watch.outcome is None:
-            # First of all: whoever reports to a coordinator that is gone waits for nothing. The next one has not heard.
-            asked = not self._keep() and asked
+            # First of all: whoever reports to a coordinator that is gone waits for nothing.
+            is_another = self._keep()
+            asked = asked and not is_another  # which has not heard of it
             try:
                 workers.look(TICK if coordinator.listens else 0.0)
             except EngineLost as error:

@@ -76,7 +76,6 @@ class Checkpointer:
         self._identity = secrets.token_hex(8)
         self._latest: OngoingSave | None = None
         self._owes = False
-        self._prepared_for = 0
         # The last copy that a device makes, and whether what changes the state waits there until it is whole.
         self._copying: CopyOut | None = None
         self._is_held_back = True
@@ -156,9 +155,6 @@ class Checkpointer:
 
     def prepare(self, progress: Progress, workers: int) -> None:
         """Have the memory for the copies ready before the first one is due. The fewer workers, the more each writes."""
-        if self._prepared_for and workers >= self._prepared_for:
-            return
-        self._prepared_for = workers
         held = self.layout.state(progress)
         parts = self.layout.parts(held, workers)
         # Of what others alone hold, nothing is written here.

@@ -135,7 +135,8 @@ class LaneRunner:
 
     def __post_init__(self) -> None:
         self._device, self._spec = self.replica.device, self.replica.spec
-        self._is_plain = self._device.is_host and self._device.precision == "fp32"
+        device = self._device
+        self._is_plain = device.is_host and device.precision == "fp32" and not device.compiles_loss
 
     @contextmanager
     def aside(self, slot: int) -> Iterator[None]:

@@ -130,7 +130,7 @@ class Loop:
         while self.progress.cursor.step < last and not self.progress.early_stopped:
             request = self._next()
             if request == NOTHING_ASKED and self.progress.cursor.step < self._due:
-                continue
+                continue  # as after most steps: nobody asks for anything, and the job wants nothing before `_due`
             if request.stop is not None:
                 self._save()
                 return request.stop
@@ -211,11 +211,11 @@ class Loop:
         self._complete(step, agreed._replace(learning_rates=rates))
         for event in agreed.told:
             self.publish(event)
+        if is_first:  # now that the optimizers have their state, it is known how much there is to save
+            self.checkpointer.prepare(self.progress, self.workers)
         if spans is not None:
             spans.add(PUBLISH, began, spans.root)
         self.watch.settings.begin()
-        if is_first:  # Now that the optimizers have their state, it is known how much there is to save.
-            self.checkpointer.prepare(self.progress, self.workers)
         return agreed.request
 
     def _complete(self, step: int, agreed: Agreement, timing: Timing | None = None) -> StepCompleted:

@@ -335,8 +335,16 @@ class Assembly:
     def _update(self) -> Update:
         parts, replica, activity = self.parts, self.parts.replica, self.hooks.activity
         gradients, links = self.connection.gradients, self.connection.links
-        may = self.checkpointer.settle_before, self.hooks.check_lease
-        update = Update(parts.updating, replica, gradients, parts.watch, parts.sampler, activity, *may)
+        update = Update(
+            parts.updating,
+            replica,
+            gradients,
+            parts.watch,
+            parts.sampler,
+            activity,
+            settle=self.checkpointer.settle_before,
+            check_lease=self.hooks.check_lease,
+        )
         if (check := parts.spec.check_gradients) is not None and len(self.generation.workers) > 1:
             rest = self.worker, replica.trainable, replica.device, links.gather, activity
             update.check_gradients = partial(check_gradients, check.every, *rest)
