@@ -48,6 +48,7 @@ def build(kind: str, value: float) -> list[Any]:
     sample: Any = {
         "tensor": vector,
         "bfloat16": vector.bfloat16(),
+        "a column": torch.tensor([[0.0, value]])[:, 1],
         "numpy": vector.numpy(),
         "tuple": (vector, 1),
         "dict": {"a": {"b": vector}, "name": "x"},
@@ -58,7 +59,7 @@ def build(kind: str, value: float) -> list[Any]:
     return [sample, sample]
 
 
-KINDS = ["tensor", "bfloat16", "numpy", "tuple", "dict", "dataclass", "number", "text"]
+KINDS = ["tensor", "bfloat16", "a column", "numpy", "tuple", "dict", "dataclass", "number", "text"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -146,7 +146,8 @@ def storable(tensor: torch.Tensor) -> torch.Tensor:
     """As a safetensors file has it: of types that it does not know, the bytes."""
     if tensor.dtype in DTYPES:
         return tensor
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.resolve_conj().resolve_neg().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
 
 
 def dtype_name(dtype: torch.dtype) -> str:

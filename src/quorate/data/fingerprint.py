@@ -203,7 +203,9 @@ def _content(answer: Batch | FetchFailure) -> bytes:
 def _parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
-        yield value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        plain = value.detach().contiguous()
+        # Not reshape(): a single element keeps the stride of the row that it is from.
+        yield plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, numpy.ndarray):
         yield f"{value.dtype} {value.shape}".encode()
         # An array of objects holds addresses, which no two workers share.

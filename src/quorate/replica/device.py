@@ -292,7 +292,8 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Its values as bytes in a row, where it lies."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.detach().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
 
 
 def _version(package: str) -> str:
