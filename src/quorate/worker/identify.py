@@ -8,9 +8,9 @@ from typing import Any
 
 from quorate.core.errors import QuorateError
 from quorate.core.processes import ask_child
-from quorate.data.fingerprint import Fingerprint, fingerprint
+from quorate.data.fingerprint import DataDigest, Fingerprint, fingerprint
 from quorate.data.samples import Samples
-from quorate.data.whole_data import DataDigest, digest_of_all
+from quorate.data.whole_data import digest_of_all
 from quorate.replica.device import canary
 from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
