@@ -169,6 +169,25 @@ def test_a_run_that_has_lost_what_it_came_to_is_no_answer(thousand: tuple[JobSpe
     assert found is None or not found.is_complete
 
 
+def test_a_result_whose_checkpoint_is_damaged_is_no_answer(thousand: tuple[JobSpec, Path]) -> None:
+    spec, folder = thousand
+    part = max(folder.glob("tiny-1000/checkpoints/*/part-*"), key=lambda file: (file.parent.name, file.stat().st_size))
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    found = asked(spec, folder)
+    assert found is None or not found.is_complete
+
+
+def test_what_is_gone_meanwhile_leaves_no_half_a_run(thousand: tuple[JobSpec, Path], tmp_path: Path) -> None:
+    spec, folder = thousand
+    found = asked(spec, folder)
+    assert found is not None and not (found.run.events_file).exists()
+    run = RunFolder.create(tmp_path / "others", "tiny")
+    assert not found.take_over(run, ResolvedJob(spec, {}, "job"))
+    assert not run.path.exists()
+
+
 def test_a_run_under_way_is_no_answer(thousand: tuple[JobSpec, Path]) -> None:
     spec, folder = thousand
     with RunFolder(folder / "tiny-1000").lock():
