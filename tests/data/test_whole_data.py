@@ -171,7 +171,7 @@ def noted(value: Any) -> Any:
         torch.nn.Parameter(torch.zeros(2)),
         noted(Point(1, 2)),
         numpy.ma.masked_array([1, 2], mask=[True, False]),
-        numpy.rec.array([(1, 2)]),
+        numpy.zeros(2).view(numpy.recarray),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -192,7 +192,7 @@ def test_a_part_that_is_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_dataset_that_fails_ends_no_job_for_want_of_a_digest() -> None:
-    beyond = Subset([1, 2], [0, 7])  # type: ignore[arg-type]
+    beyond: Any = Subset(TensorDataset(NUMBERS), [0, 7])
     assert "cannot be read for a digest: IndexError" in of(beyond).words
 
 

@@ -21,7 +21,8 @@ from quorate.api.prints import Watch
 from quorate.api.result import Result
 from quorate.api.run_part import Runner, run_on_engine
 from quorate.api.tasks import TaskLocation
-from quorate.checkpoint.store import CheckpointFolder, CheckpointInfo
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
 from quorate.engines.engine import Prepared
@@ -177,9 +178,9 @@ def _known(run: RunFolder, spec: JobSpec, is_equal: bool) -> Known | None:
     # By its job: a resume to more steps that was refused has changed its identity, and nothing else.
     lengths = [(getattr(recorded, unit), getattr(spec, unit)) for unit in LENGTH]
     is_as_long = all(one == other for one, other in lengths)
-    if step and is_equal and is_as_long and result.get("status") == "complete" and result.get("steps") == step:
-        if _is_sound(run, recorded, saved[-1]):
-            return Known(run, True, step)
+    is_whole = is_equal and is_as_long and result.get("status") == "complete" and result.get("steps") == step
+    if step and is_whole and _is_sound(run, recorded, saved[-1]):
+        return Known(run, True, step)
     is_shorter = is_as_long or any(less and more and less < more for less, more in lengths)
     is_sealed = spec.checkpoint.sealing is not None or any(each.manifest.encryption for each in saved)
     return Known(run, False, step) if step and is_shorter and not is_sealed else None

@@ -207,5 +207,6 @@ class _Set(Content):
         """A part of a tensor, which is not copied as a whole."""
         row = tensor[0].nbytes
         self._begin(f"rows {tensor.dtype} {(len(rows), *tensor.shape[1:])}", row * len(rows))
-        for some in rows.split(max(1, PIECE // max(1, row))):
-            self._add_bytes(tensor[some])
+        some = max(1, PIECE // max(1, row))
+        for first in range(0, len(rows), some):
+            self._add_bytes(tensor[rows[first : first + some]])
