@@ -16,8 +16,7 @@ from quorate.history.identity import Identity
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_job
 from quorate.spec.resolved import ResolvedJob, dump_job
-from quorate.storage.run_folder import RunFolder, write_creation
-from quorate.storage.run_notes import read_identity, write_identity
+from quorate.storage.run_folder import RunFolder, read_identity, write_creation, write_identity
 from schemas import validate
 
 

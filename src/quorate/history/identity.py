@@ -8,8 +8,7 @@ from typing import Any
 
 from quorate.core.cached import cached_property
 from quorate.spec.meaning import LENGTH
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_notes import read_identity
+from quorate.storage.run_folder import RunFolder, read_identity
 
 PROVEN = "proven"
 
