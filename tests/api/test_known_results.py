@@ -205,3 +205,23 @@ def test_a_resume_to_more_steps_that_was_refused_makes_no_answer_of_the_shorter_
     write_identity(run, found)
     known = asked(spec.model_copy(update={"steps": 100}), folder)
     assert known is not None and not known.is_complete
+
+
+def test_a_library_that_is_imported_with_the_first_sample_is_no_other_identity(workplace: Workplace) -> None:
+    pytest.importorskip("PIL")
+    text = workplace.task.read_text()
+    header = next(line for line in text.splitlines() if "def __getitem__" in line)
+    workplace.task.write_text(text.replace(header, f"{header}\n        import PIL.Image"))
+    first = train(workplace).document
+    assert train(workplace).document["reused_from"] == first["run"]
+
+
+def test_attributes_and_settings_from_the_environment_are_no_known_result(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = workplace.task.read_text()
+    workplace.task.write_text(text.replace("lr=self.learning_rate", "lr=float(__import__('os').environ['RATE'])"))
+    assert "RATE" in workplace.task.read_text()
+    for rate, known in (("0.1", False), ("0.1", True), ("0.2", False)):
+        monkeypatch.setenv("RATE", rate)
+        assert ("reused_from" in train(workplace).document) is known
