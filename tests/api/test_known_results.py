@@ -16,7 +16,8 @@ from quorate.history.identity import Identity
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_job
 from quorate.spec.resolved import ResolvedJob, dump_job
-from quorate.storage.run_folder import RunFolder, read_identity, write_creation, write_identity
+from quorate.storage.identity_file import read_identity, write_identity
+from quorate.storage.run_folder import RunFolder, write_creation
 from schemas import validate
 
 

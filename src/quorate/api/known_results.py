@@ -32,7 +32,8 @@ from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.meaning import LENGTH, meaning_of, params_of
 from quorate.spec.resolved import ResolvedJob
-from quorate.storage.run_folder import IDENTITY, RunFolder
+from quorate.storage.identity_file import IDENTITY
+from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch
 

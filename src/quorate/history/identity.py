@@ -8,7 +8,8 @@ from typing import Any
 
 from quorate.core.cached import cached_property
 from quorate.spec.meaning import LENGTH
-from quorate.storage.run_folder import RunFolder, read_identity
+from quorate.storage.identity_file import read_identity
+from quorate.storage.run_folder import RunFolder
 
 PROVEN = "proven"
 

@@ -15,7 +15,8 @@ from quorate.replica.device import canary
 from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
 from quorate.spec.meaning import LENGTH, meaning_of, plain_params
-from quorate.storage.run_folder import RunFolder, read_identity, write_identity
+from quorate.storage.identity_file import read_identity, write_identity
+from quorate.storage.run_folder import RunFolder
 from quorate.task.source import imported_versions, package_digest, task_source
 from quorate.task.task import HostedLoop, Task, configure, overrides, parameters_of
 from quorate.worker.assembly import build_samples, device_for
