@@ -16,8 +16,8 @@ from quorate.history.identity import Identity
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_job
 from quorate.spec.resolved import ResolvedJob, dump_job
+from quorate.storage.identity_file import read_identity, write_identity
 from quorate.storage.run_folder import RunFolder, write_creation
-from quorate.storage.run_notes import read_identity, write_identity
 from schemas import validate
 
 
@@ -169,6 +169,26 @@ def test_a_run_that_has_lost_what_it_came_to_is_no_answer(thousand: tuple[JobSpe
     assert found is None or not found.is_complete
 
 
+def test_a_result_whose_checkpoint_is_damaged_is_no_answer(thousand: tuple[JobSpec, Path]) -> None:
+    spec, folder = thousand
+    saved = max(entry for entry in (folder / "tiny-1000" / "checkpoints").iterdir() if entry.is_dir())
+    part = max(saved.iterdir(), key=lambda file: file.stat().st_size)
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    found = asked(spec, folder)
+    assert found is None or not found.is_complete
+
+
+def test_what_is_gone_meanwhile_leaves_no_half_a_run(thousand: tuple[JobSpec, Path], tmp_path: Path) -> None:
+    spec, folder = thousand
+    found = asked(spec, folder)
+    assert found is not None and not (found.run.events_file).exists()
+    run = RunFolder.create(tmp_path / "others", "tiny")
+    assert not found.take_over(run, ResolvedJob(spec, {}, "job"))
+    assert not run.path.exists()
+
+
 def test_a_run_under_way_is_no_answer(thousand: tuple[JobSpec, Path]) -> None:
     spec, folder = thousand
     with RunFolder(folder / "tiny-1000").lock():
@@ -186,3 +206,23 @@ def test_a_resume_to_more_steps_that_was_refused_makes_no_answer_of_the_shorter_
     write_identity(run, found)
     known = asked(spec.model_copy(update={"steps": 100}), folder)
     assert known is not None and not known.is_complete
+
+
+def test_a_library_that_is_imported_with_the_first_sample_is_no_other_identity(workplace: Workplace) -> None:
+    pytest.importorskip("PIL")
+    text = workplace.task.read_text()
+    header = next(line for line in text.splitlines() if "def __getitem__" in line)
+    workplace.task.write_text(text.replace(header, f"{header}\n        import PIL.Image"))
+    first = train(workplace).document
+    assert train(workplace).document["reused_from"] == first["run"]
+
+
+def test_attributes_and_settings_from_the_environment_are_no_known_result(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = workplace.task.read_text()
+    workplace.task.write_text(text.replace("lr=self.learning_rate", "lr=float(__import__('os').environ['RATE'])"))
+    assert "RATE" in workplace.task.read_text()
+    for rate, known in (("0.1", False), ("0.1", True), ("0.2", False)):
+        monkeypatch.setenv("RATE", rate)
+        assert ("reused_from" in train(workplace).document) is known

@@ -10,11 +10,13 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import quorate
+from quorate.core.errors import TaskError
 from quorate.data import whole_data
 from quorate.data.collate import collate
+from quorate.data.fingerprint import DataDigest
 from quorate.data.sampler import Source
 from quorate.data.samples import Samples
-from quorate.data.whole_data import DataDigest, digest_of_all
+from quorate.data.whole_data import digest_of_all
 
 
 class Own:
@@ -43,6 +45,10 @@ class Opaque:
 class Point:
     x: float
     y: float
+
+
+class Marked(Point):
+    pass
 
 
 def of(training: Any, validation: Any = None, declared: Callable[[], Any] | None = None) -> DataDigest:
@@ -101,6 +107,10 @@ ALIKE: list[list[Any]] = [
     [None],
     ["None"],
     [Point(1, 2)],
+    [Marked(1, 2)],
+    [[1, 2], bytearray(b"12")],
+    [[1, 2], b"12"],
+    [(1, 2), b"12"],
     [{"x": 1, "y": 2}],
     [0.0],
     [-0.0],
@@ -141,3 +151,52 @@ def test_what_the_task_says_counts_for_what_it_says_it_of() -> None:
     stream = quorate.Stream(lambda epoch, shard, shards: iter(()), samples=4)
     assert of(stream, declared=lambda: "v1").digest == "task:v1"
     assert of([1], declared=lambda: None).digest == of([1]).digest
+
+
+class Text(str):
+    pass
+
+
+def noted(value: Any) -> Any:
+    """With something that its type does not show."""
+    value.note = 1
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Text("a"),
+        noted(torch.zeros(2)),
+        torch.nn.Parameter(torch.zeros(2)),
+        noted(Point(1, 2)),
+        numpy.ma.masked_array([1, 2], mask=[True, False]),
+        numpy.zeros(2).view(numpy.recarray),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_may_hold_more_than_its_bytes_is_not_proven(value: Any) -> None:
+    assert of([value]).words.startswith("unproven")
+
+
+def test_how_an_image_lies_in_memory_counts() -> None:
+    image = torch.arange(24.0).reshape(1, 2, 3, 4)
+    assert of([image]).digest != of([image.contiguous(memory_format=torch.channels_last)]).digest
+    assert of([image.numpy()]).digest != of([numpy.asfortranarray(image.numpy())]).digest
+
+
+def test_a_part_that_is_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_data, "IN_MEMORY_BYTES", 16)
+    monkeypatch.setattr(whole_data.Content, "_add_bytes", lambda *_: pytest.fail("was copied"))
+    assert "not read for a digest" in of(Subset(TensorDataset(NUMBERS), range(1, 5))).words
+
+
+def test_a_dataset_that_fails_ends_no_job_for_want_of_a_digest() -> None:
+    beyond: Any = Subset(TensorDataset(NUMBERS), [0, 7])
+    assert "cannot be read for a digest: IndexError" in of(beyond).words
+
+
+@pytest.mark.parametrize("given", ["", b"", True, 1.5, Opaque()])
+def test_what_the_task_says_has_to_be_a_digest(given: Any) -> None:
+    with pytest.raises(TaskError, match=r"data_digest\(\) returned"):
+        of([1], declared=lambda: given)

@@ -1,6 +1,7 @@
 """The identity of a run changes exactly when its results can: a table of edits of a job, its code and its data."""
 
 import json
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch._dynamo  # once: otherwise each child imports it for its first opti
 from quorate.core.processes import ask_child
 from quorate.history.identity import Identity
 from quorate.spec.load import resolve_mapping
+from quorate.spec.meaning import plain_params
 from quorate.task.source import load_task_type
 from quorate.worker.identify import identity_in_child
 
@@ -248,3 +250,139 @@ def test_a_secret_parameter_counts_and_is_not_told(tmp_path: Path) -> None:
         told.append(project.identity())
         assert secret not in json.dumps(told[-1].facts)
     assert told[0].digest != told[1].digest
+
+
+# --- what is read from elsewhere, and kept
+
+READ = """
+import json
+
+def read(name):
+    return json.loads(pathlib.Path(__file__).with_name("settings.json").read_text())[name]
+
+"""
+
+
+def settings(value: float) -> Any:
+    def edit(project: Project) -> None:
+        project.files["settings.json"] = json.dumps({"value": value})
+
+    return edit
+
+
+def edited(tmp_path: Path, name: str, *edits: Any) -> Identity:
+    project = Project(tmp_path / name)
+    for edit in edits:
+        edit(project)
+    return project.identity()
+
+
+READ_BY = {
+    "optimizer": ("lr=self.rate", "lr=read('value')"),
+    "model": ("model = nets.net()", "model = torch.nn.Sequential(nets.net(), torch.nn.Dropout(read('value')))"),
+    "a schedule": (
+        "    def loss",
+        "    def schedule(self, optimizer):\n        v = read('value')\n"
+        "        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: v ** step)\n\n    def loss",
+    ),
+    "datasets": ("        sets =", "        self.scale = [read('value')]\n        sets ="),
+    "a teacher": ("        sets =", "        self.teacher = torch.nn.Dropout(read('value'))\n        sets ="),
+    "the module": ("class Small", "CFG = {'scale': read('value')}\n\n\nclass Small"),
+    "the class": ("    rate: float", "    scale = read('value')\n    rate: float"),
+}
+
+
+@pytest.mark.parametrize("edit", READ_BY.values(), ids=READ_BY)
+def test_what_is_read_from_a_file_and_kept_counts(tmp_path: Path, edit: tuple[str, str]) -> None:
+    edits = text("task.py", "import quorate\n", f"import quorate\n{READ}"), text("task.py", *edit)
+    first, other = (edited(tmp_path, name, *edits, settings(value)) for name, value in (("a", 0.5), ("b", 0.25)))
+    assert first.is_proven, first.data
+    assert other.digest != first.digest
+
+
+def test_all_that_is_kept_is_the_same_at_another_place(tmp_path: Path) -> None:
+    edits = [text("task.py", "import quorate\n", f"import quorate\n{READ}"), settings(0.5)]
+    edits += [
+        text("task.py", *READ_BY[name]) for name in ("optimizer", "model", "a schedule", "a teacher", "the module")
+    ]
+    assert edited(tmp_path, "a", *edits).facts == edited(tmp_path, "b", *edits).facts
+
+
+@pytest.mark.parametrize("kept", ["threading.Lock()", "open(__file__)", "iter([1])"])
+def test_what_cannot_be_read_of_a_task_is_not_proven(tmp_path: Path, kept: str) -> None:
+    line = f"        import threading\n        self.kept = {kept}\n"
+    found = edited(tmp_path, "a", text("task.py", "        sets =", f"{line}        sets ="))
+    assert found.data.startswith("unproven: the task keeps ")
+
+
+TYPES = """
+import dataclasses, enum, typing
+from pydantic import BaseModel, Field, SecretStr
+
+class Hidden(BaseModel):
+    value: float = Field(1.0, repr=False)
+
+@dataclasses.dataclass
+class Record:
+    value: float = dataclasses.field(default=1.0, repr=False)
+
+"""
+COLLIDING: dict[str, tuple[str, Any, Any]] = {
+    "a model": ("Hidden = Hidden()", {"value": 1.0}, {"value": 2.0}),
+    "a record": ("Record = Record()", {"value": 1.0}, {"value": 2.0}),
+    "a secret": ("SecretStr = SecretStr('')", "correct-horse", "battery-staple"),
+    "a path": ("pathlib.Path = pathlib.Path('x')", "a", "b"),
+}
+
+
+@pytest.mark.parametrize(("declared", "one", "other"), COLLIDING.values(), ids=COLLIDING)
+def test_all_of_a_parameter_counts(tmp_path: Path, declared: str, one: Any, other: Any) -> None:
+    edits = (
+        text("task.py", "import quorate\n", f"import quorate\n{TYPES}"),
+        text("task.py", "    rate: float", f"    given: {declared}\n    rate: float"),
+    )
+    first, another = (
+        edited(tmp_path, name, *edits, keys(params={"given": value})) for name, value in (("a", one), ("b", other))
+    )
+    assert first.digest != another.digest and first.is_proven
+    assert "correct-horse" not in json.dumps(first.facts)
+
+
+def test_what_is_no_number_equals_itself() -> None:
+    assert plain_params({"a": math.nan}) == plain_params({"a": math.nan}) != plain_params({"a": math.inf})
+
+
+def test_a_parameter_without_a_text_that_says_all_is_not_proven(tmp_path: Path) -> None:
+    found = edited(
+        tmp_path,
+        "a",
+        text("task.py", "class Small", "class Odd:\n    pass\n\n\nclass Small"),
+        text("task.py", "    rate: float", "    odd: Odd = Odd()\n    rate: float"),
+    )
+    assert found.data == "unproven: the text of params.odd does not say all of it"
+
+
+def test_all_files_of_a_task_in_an_installed_package_count(tmp_path: Path) -> None:
+    digests = []
+    for number, bias in enumerate((True, True, False)):
+        files = {f"site-packages/pack/{name}": content for name, content in Project(tmp_path).files.items()}
+        files["site-packages/pack/__init__.py"] = ""
+        folder = tmp_path / str(number)
+        (folder / "site-packages" / "pack").mkdir(parents=True)
+        project = Project(folder, files, keys={**JOB, "task": "site-packages/pack/task.py:Small"})
+        text("site-packages/pack/task.py", "import nets", "from pack import nets")(project)
+        text("site-packages/pack/nets.py", "(3, 1)", f"(3, 1)  # {bias}")(project)
+        torch.save(project.data, folder / "site-packages" / "pack" / "data.pt")
+
+        for name, content in project.files.items():
+            (folder / name).write_text(content)
+
+        def find(folder: Path = folder) -> str:
+            sys.path.insert(0, str(folder / "site-packages"))
+            spec = resolve_mapping({**JOB, "task": "pack.task:Small"}, "job", {}, []).spec
+            return json.dumps(identity_in_child(load_task_type(spec.task, spec.seed), spec.model_dump(), "job"))
+
+        found = Identity.of_record(json.loads(ask_child(find).text))
+        assert found is not None
+        digests.append(found.digest)
+    assert digests[0] == digests[1] != digests[2]

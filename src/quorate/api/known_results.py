@@ -6,6 +6,7 @@ its params say the same.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from quorate.api.prints import Watch
 from quorate.api.result import Result
 from quorate.api.run_part import Runner, run_on_engine
 from quorate.api.tasks import TaskLocation
+from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
@@ -30,10 +32,12 @@ from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.meaning import LENGTH, meaning_of, params_of
 from quorate.spec.resolved import ResolvedJob
+from quorate.storage.identity_file import IDENTITY
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_notes import IDENTITY
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch
+
+log = logging.getLogger(__name__)
 
 _ALONE = {"workers": 1, "min_workers": 1, "spares": 0, "port": 0, "track": None, "notify": None}
 
@@ -51,8 +55,18 @@ class Known:
         """The result of a complete one."""
         return {**(self.run.whole_result() or {}), REUSED: self.run.name}
 
-    def take_over(self, run: RunFolder, resolved: ResolvedJob) -> None:
-        """Have in the folder of a new run what the known one has trained and told, from which it can be resumed."""
+    def take_over(self, run: RunFolder, resolved: ResolvedJob) -> bool:
+        """Have in the folder of a new run what the known one has trained and told, from which it can be resumed. False
+        where that is gone, as after a clean-up: then the folder is, too."""
+        try:
+            self._copy_to(run, resolved)
+        except OSError as error:
+            log.warning("run %s is known and cannot be read, so its job is trained: %s", self.run.name, error)
+            shutil.rmtree(run.path, ignore_errors=True)
+            return False
+        return True
+
+    def _copy_to(self, run: RunFolder, resolved: ResolvedJob) -> None:
         run.write_job(job_text(resolved), is_private=session.is_private(resolved.spec))
         for name in (run.events_file.name, IDENTITY):
             shutil.copyfile(self.run.path / name, run.path / name)
@@ -73,7 +87,8 @@ def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_on_engine) -
         return Result.of(known.run, known.fields)
     run = RunFolder.create(runs, resolved.spec.name)
     try:
-        known.take_over(run, resolved)
+        if not known.take_over(run, resolved):
+            return session.start(resolved, watch, runner)
         result = session.resume(runs, run.name, {}, [], watch=watch, runner=runner)
     except RequestError:
         shutil.rmtree(run.path, ignore_errors=True)
@@ -103,9 +118,15 @@ def likely_runs(spec: JobSpec, runs: Path) -> dict[Path, Identity]:
         identity = Identity.of_run(RunFolder(file.parent))
         if identity is not None and identity.is_proven and identity.facts["job"] | length == wanted:
             theirs = identity.facts["task"]["params"]
-            if {**theirs, **params} == theirs:
+            if all(_may_be(value, theirs.get(name)) for name, value in params.items()):
                 likely[file.parent] = identity
     return likely
+
+
+def _may_be(asked: Any, recorded: Any) -> bool:
+    """Whether a param of a job may be what a task has made of it; all but numbers and texts their digest tells."""
+    is_plain = isinstance(asked, str | int | float) and isinstance(recorded, str | int | float)
+    return not is_plain or asked == recorded
 
 
 class _EnoughError(Exception):
@@ -151,17 +172,28 @@ def _known(run: RunFolder, spec: JobSpec, is_equal: bool) -> Known | None:
         return None
     try:
         recorded, saved = load_recorded(run.job_file, {}, []).spec, CheckpointFolder.at(run.checkpoints).list()
+        step, result = saved[-1].cursor.step if saved else 0, run.whole_result() or {}
     except QuorateError:
         return None
-    step, result = saved[-1].cursor.step if saved else 0, run.whole_result() or {}
     # By its job: a resume to more steps that was refused has changed its identity, and nothing else.
     lengths = [(getattr(recorded, unit), getattr(spec, unit)) for unit in LENGTH]
     is_as_long = all(one == other for one, other in lengths)
-    if step and is_equal and is_as_long and result.get("status") == "complete" and result.get("steps") == step:
+    is_whole = is_equal and is_as_long and result.get("status") == "complete" and result.get("steps") == step
+    if step and is_whole and _is_sound(run, recorded, saved[-1]):
         return Known(run, True, step)
     is_shorter = is_as_long or any(less and more and less < more for less, more in lengths)
     is_sealed = spec.checkpoint.sealing is not None or any(each.manifest.encryption for each in saved)
     return Known(run, False, step) if step and is_shorter and not is_sealed else None
+
+
+def _is_sound(run: RunFolder, recorded: JobSpec, last: CheckpointInfo) -> bool:
+    """Whether every byte that a result is of can be read."""
+    try:
+        CheckpointFolder.of_job(run.checkpoints, recorded.checkpoint).verify(last)
+    except (QuorateError, OSError) as error:
+        log.warning("run %s is known, but is no answer: %s", run.name, error)
+        return False
+    return True
 
 
 def _link(source: str, target: str) -> None:

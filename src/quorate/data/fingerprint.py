@@ -20,7 +20,6 @@ from quorate.data.indices import Blocked
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 from quorate.data.streams import preserved_generators
-from quorate.data.whole_data import DataDigest
 
 # What samples are decoded by: in another version it may give other numbers. By module, and by the name people know.
 _DECODERS = {
@@ -42,6 +41,19 @@ _DECODERS = {
 
 
 LAYOUT, SAMPLES, LIBRARY = "dataset layout", "dataset", "library"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataDigest:
+    """A digest of every byte, empty where there is none; how it was taken, or why it was not; and how many seconds that
+    took.
+
+    It begins with what it is of: `sha-256` of samples as they are decoded, `index` of shards, `task` as the task says.
+    """
+
+    digest: str
+    words: str
+    seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from quorate.core.cached import cached_property
 from quorate.spec.meaning import LENGTH
+from quorate.storage.identity_file import read_identity
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_notes import read_identity
 
 PROVEN = "proven"
 

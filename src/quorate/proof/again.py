@@ -36,8 +36,8 @@ from quorate.spec.job import OWN_PLACE
 from quorate.spec.options import LocalSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.rules import checked_job
+from quorate.storage.identity_file import IDENTITY
 from quorate.storage.run_folder import RunFolder, write_creation
-from quorate.storage.run_notes import IDENTITY
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch
 

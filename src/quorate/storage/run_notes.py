@@ -2,10 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from quorate.core.addresses import shown_place
 from quorate.core.errors import DamagedFileError
@@ -92,26 +91,6 @@ def _not_begun(run: RunFolder) -> Submission | None:
         return submission
     # A resume of one that was given up is refused, and leaves a lock behind.
     return submission if submission.failure or not run.lock_file.exists() else None
-
-
-IDENTITY = "identity.json"
-"""What the bits of the run depend on, as its first worker has found it."""
-
-
-def write_identity(run: RunFolder, found: Mapping[str, Any]) -> None:
-    """Keep what a run's identity is made of. Where there is no room for it there is none: an earlier one is wrong."""
-    try:
-        write_atomically(run.path / IDENTITY, f"{json.dumps(found, indent=1)}\n")
-    except OSError:
-        (run.path / IDENTITY).unlink(missing_ok=True)
-
-
-def read_identity(run: RunFolder) -> dict[str, Any] | None:
-    """The same; None where none was written, or it cannot be read: nobody relies on one that may be damaged."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_regular(run.path / IDENTITY))
-        return found if isinstance(found, dict) else None
-    return None
 
 
 FOLDER = "tracking"

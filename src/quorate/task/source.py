@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import difflib
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -17,7 +18,7 @@ from typing import Any
 from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError, UserCodeError
 from quorate.core.task_source import TaskSource
-from quorate.core.user_code import building_code, given
+from quorate.core.user_code import building_code, given, is_installed
 from quorate.data.streams import seed_generators
 from quorate.spec.keys import one_of
 from quorate.storage.task_files import files_of, import_root, loaded_below
@@ -139,6 +140,11 @@ def task_source(task_type: type[Task]) -> TaskSource:
     return _read_source(task_type)[0]
 
 
+def source_files(task_type: type[Task]) -> list[Path]:
+    """Where the files of it lie; the task's own is the first."""
+    return list(_read_source(task_type)[1].values())
+
+
 _sources: dict[type[Task], tuple[TaskSource, dict[str, Path]]] = {}
 
 
@@ -169,6 +175,18 @@ def imported_versions(source: TaskSource) -> dict[str, str]:
     names = {name for content in source.files.values() for name in _imported(content)}
     found = {name: _version(name) for name in sorted(names - own - sys.stdlib_module_names - _RECORDED)}
     return {name: version for name, version in found.items() if version}
+
+
+def package_digest(task_type: type[Task]) -> str | None:
+    """Of the code around a task that was installed with a package, of which its source has only the task's own file;
+    None for any other task."""
+    module, file = _place_of(task_type)
+    if not is_installed(file) or "." not in module:
+        return None
+    top, total = import_root(module, file) / module.partition(".")[0], hashlib.sha256()
+    for path in sorted(path for path in top.rglob("*") if path.suffix in (".py", ".so")):
+        total.update(f"{path.relative_to(top)} {hashlib.sha256(_content(path) or b'').hexdigest()}\n".encode())
+    return f"{_version(top.name)} {total.hexdigest()}"
 
 
 _RECORDED = {"quorate", "torch", "numpy"}

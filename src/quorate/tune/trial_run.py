@@ -209,7 +209,7 @@ class TrialRun:
         if known is not None:
             shutil.rmtree(plan.folder.path, ignore_errors=True)
             _make(plan.folder, plan.job)
-            known.take_over(plan.folder, plan.job)
+            known.take_over(plan.folder, plan.job)  # or nothing is left, and it is trained
 
     def _start(self, plan: Plan, is_resumed: bool, watch: Watch) -> Result:
         run = plan.folder

@@ -56,7 +56,6 @@ from quorate.worker.assembly import (
 from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
-from quorate.worker.identify import identifies_run, identity_of, keep_identity, whole_data
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import Dismissed
 from quorate.worker.session import LoopTrainer, WorkerSession
@@ -295,14 +294,14 @@ class Worker:
         samples = self._samples(task)
         self._page.write_setup("fingerprint")
         machine = device.facts(spec.threads, spec.deterministic) | {"canary": canary(device)}
-        identifies = identifies_run(self._assignment, spec)
-        data = fingerprint_in_child(samples, whole_data(task, samples) if identifies else None)
+        identification = self._identification(task, replica, samples)
+        data = fingerprint_in_child(samples, None if identification is None else identification.whole_data)
         environment = machine | {
             "task source": task_source(self._task_type).digest,
             "layout": content_digest(replica.layout().encode()),
             **data.facts,
         }
-        found = identity_of(self._assignment.workers, task, replica, machine, data) if identifies else None
+        found = None if identification is None else identification.content(self._assignment.workers, machine, data)
         # A part of a model computes nothing before the others are there; and a breakpoint in metrics() is for the
         # evaluations of the job.
         tries = self._assignment.slot == 0 and self._assignment.mode.is_training and not is_attached()
@@ -329,8 +328,18 @@ class Worker:
             environment |= device.facts(spec.threads, spec.deterministic)
         progress = self._restore(parts)
         if found is not None:  # and nothing was refused
+            from quorate.worker.identify import keep_identity
+
             keep_identity(self._run, found, self._assignment.checkpoint)
         return parts, progress
+
+    def _identification(self, task: Task, replica: Replica, samples: Samples) -> Any:
+        """By which one worker finds the identity of the run; None in all others."""
+        if self._assignment.slot or not self._assignment.mode.is_training:
+            return None
+        from quorate.worker.identify import Identification, identifies_run
+
+        return Identification(task, replica, samples) if identifies_run(self._assignment, self._spec) else None
 
     def _samples(self, task: Task) -> Samples:
         """What the job reads. Raises TaskError where it does not suffice for what the job is to do."""
