@@ -1,6 +1,7 @@
 """The verbs that prove what a run has computed, and look at one step of it."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,7 +57,11 @@ def certify(
     verify: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Check this certificate, and RUN against it; train nothing.")
     ] = None,
-    output: Annotated[Path, to_file("The certificate to write.")] = Path("certificate.json"),
+    signer: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="With --verify: the public key it must be signed with, or its file."),
+    ] = None,
+    output: Annotated[Path | None, to_file("The certificate to write; by default certificate.json.")] = None,
     trust_job: TrustJob = False,
     runs: Runs = RUNS,
     as_json: Json = False,
@@ -76,24 +81,33 @@ def certify(
     from quorate.api.train import passing_on_signals, show_quietly
     from quorate.api.warm import WarmRunner
     from quorate.proof.again import Trainer
-    from quorate.proof.certificate import certify, problems_of
-    from quorate.storage.atomic import write_atomically
+    from quorate.proof.certificate import certify, problems_of, public_key
+    from quorate.storage.atomic import explaining, write_new_file
 
     if run is None and verify is None:
         raise RequestError("certify needs a run; or --verify with a certificate, with or without a run.")
     folder = None if run is None else RunFolder.find(runs, run)
     if verify is not None:
-        document, problems = problems_of(verify, None if folder is None else Trainer(folder, show_quietly))
+        if key or all_segments or challenge or output:
+            raise RequestError("--verify trains and writes nothing: leave out --key, --all, --challenge and --output.")
+        known = None if signer is None else public_key(signer)
+        document, problems = problems_of(verify, None if folder is None else Trainer(folder, show_quietly), known)
         _answer(document, verify, problems, as_json)
     folder = trusted(runs, str(run), trust_job)
-    if key is None:
-        raise RequestError("certify signs with a key: --key FILE. `quorate key new FILE` makes one.")
+    if key is None or signer is not None:
+        raise RequestError(
+            "certify signs with a key: --key FILE. `quorate key new FILE` makes one. --signer is for --verify."
+        )
+    output = output or Path("certificate.json")
+    if os.path.lexists(output) or not output.parent.is_dir():
+        raise RequestError(f"{output} is already there, or its folder is not. Write to another file with -o.")
     with passing_on_signals(), WarmRunner() as runner:
         count = None if all_segments else segments
         document, found = certify(Trainer(folder, show_quietly, runner), key.expanduser(), count, challenge)
     problems = [str(each.difference) for each in found if each.difference is not None]
     if not problems:
-        write_atomically(output, json.dumps(document, indent=1) + "\n")
+        with explaining(f"cannot write {output}"):
+            write_new_file(output, [json.dumps(document, indent=1).encode() + b"\n"])
     _answer(document, None if problems else output, problems, as_json)
 
 
@@ -109,9 +123,15 @@ def trusted(runs: Path, reference: str, trust_job: bool) -> RunFolder:
 
 def _answer(document: dict[str, Any], file: Path | None, problems: list[str], as_json: bool) -> None:
     segments, of = document["segments"], len(document["run"]["states"])
-    name, public = document["run"]["name"], document["public_key"]
+    about = document["run"]
+    name, public = about["name"], document["public_key"]
     fields = {"run": name, "file": file and str(file.absolute()), "problems": problems, "segments": segments, "of": of}
     lines = [f"steps {each['from_step']:,} to {each['step']:,} on {each['workers']} workers" for each in segments]
+    if about["covered"] < about["recorded_to"]:
+        lines.append(f"Steps {about['covered'] + 1:,} to {about['recorded_to']:,} are not covered.")
+    lines += [f"{left} {why}, so it is not covered." for left, why in about["left_out"].items()]
+    if not about["identity"]["data"].startswith("proven"):
+        lines.append("The data are unproven: their identity is not of every byte.")
     lines += problems or [f"{file}: {len(segments)} of {of} segments of {name} came to the same bits. Key {public}"]
     if of <= FEW:
         lines.append(f"The run has few segments, {of}: keep checkpoints along it (checkpoint.every, checkpoint.keep).")
