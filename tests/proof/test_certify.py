@@ -17,7 +17,18 @@ from quorate.checkpoint.tree import encode
 from quorate.core.digests import weights_digest
 from quorate.core.errors import QuorateError, RequestError
 from quorate.proof.again import Again
-from quorate.proof.certificate import certify, drawn, ends_of, evidence, make_key, problems_of, public_key, read_key
+from quorate.proof.certificate import (
+    UNENDED,
+    certify,
+    drawn,
+    ends_of,
+    evidence,
+    faults_of,
+    make_key,
+    problems_of,
+    public_key,
+    read_key,
+)
 from quorate.replica.device import digests
 from quorate.storage.run_folder import RunFolder
 
@@ -56,15 +67,23 @@ def written(certified: Any, folder: Path, **changed: Any) -> Path:
     return file
 
 
-def test_an_interrupted_run_is_certified_until_the_state_before_its_missing_evaluation(
-    runner: WarmRunner, run: RunFolder, key: Path, tmp_path: Path
+def test_a_run_that_was_interrupted_before_an_evaluation_is_covered_until_the_checkpoint_before(
+    runner: WarmRunner, run: RunFolder
 ) -> None:
-    part = trained(runner, tmp_path, until=4)
-    change_events(part, lambda event: [event])
-    assert ends_of(trainer(runner, part)).left_out == {}
-    document, found = certify(trainer(runner, part), key, None)
-    assert [(each.step, each.difference) for each in found] == [(4, None)]
-    assert document["run"]["covered"] == document["run"]["recorded_to"] == 4
+    other = copied(run, "interrupted")
+    info = checkpoints(other)[20]
+    remove_evaluation(other, 20)
+    manifest = replace(info.manifest, phase=0)
+    (info.path / "manifest.json").write_bytes(manifest.to_json().encode())
+    info.path.rename(info.path.with_name("step-00000020"))
+    there = trainer(runner, other)
+    ends = ends_of(there)
+    assert ends.left_out == {"step-00000020": UNENDED}
+    about = evidence(there, ends)
+    assert (about["covered"], about["recorded_to"]) == (16, 20)
+    assert "was done at step 20, and its last checkpoint is of step 16" in faults_of(about, ends, is_all=True)[0]
+    other.result_file.unlink()
+    assert faults_of(evidence(there, ends), ends, is_all=True) == []
 
 
 def test_an_honest_run_is_certified_on_other_numbers_of_workers(
@@ -245,7 +264,7 @@ MANIPULATED: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
     "a damaged checkpoint": (lambda run: damage(run, 12), "step-00000012 is damaged"),
     "the identity of the data": (
         lambda run: change_notes(run.path / "identity.json", lambda known: known["facts"]["data"].update(digest="0")),
-        "step 0: identity.data",
+        "step 0: data",
     ),
     "no identity": (lambda run: (run.path / "identity.json").unlink(), "has no identity"),
     "the metrics of the result": (

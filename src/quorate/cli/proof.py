@@ -76,7 +76,7 @@ def certify(
     Examples:
       quorate certify last --key lab.key
       quorate certify digits-0001 --key lab.key --all -o digits.json
-      quorate certify digits-0001 --verify digits.json
+      quorate certify digits-0001 --verify digits.json --signer lab.pub
     """
     from quorate.api.train import passing_on_signals, show_quietly
     from quorate.api.warm import WarmRunner
@@ -86,19 +86,17 @@ def certify(
 
     if run is None and verify is None:
         raise RequestError("certify needs a run; or --verify with a certificate, with or without a run.")
-    folder = None if run is None else RunFolder.find(runs, run)
     if verify is not None:
         if key or all_segments or challenge or output:
             raise RequestError("--verify trains and writes nothing: leave out --key, --all, --challenge and --output.")
-        known = None if signer is None else public_key(signer)
-        document, problems = problems_of(verify, None if folder is None else Trainer(folder, show_quietly), known)
+        there = None if run is None else Trainer(RunFolder.find(runs, run), show_quietly)
+        document, problems = problems_of(verify, there, None if signer is None else public_key(signer))
         _answer(document, verify, problems, as_json)
-    folder = trusted(runs, str(run), trust_job)
+    folder, output = trusted(runs, str(run), trust_job), output or Path("certificate.json")
     if key is None or signer is not None:
         raise RequestError(
-            "certify signs with a key: --key FILE. `quorate key new FILE` makes one. --signer is for --verify."
+            "certify needs --key FILE, and --signer is for --verify. `quorate key new FILE` makes a key."
         )
-    output = output or Path("certificate.json")
     if os.path.lexists(output) or not output.parent.is_dir():
         raise RequestError(f"{output} is already there, or its folder is not. Write to another file with -o.")
     with passing_on_signals(), WarmRunner() as runner:
@@ -122,20 +120,22 @@ def trusted(runs: Path, reference: str, trust_job: bool) -> RunFolder:
 
 
 def _answer(document: dict[str, Any], file: Path | None, problems: list[str], as_json: bool) -> None:
-    segments, of = document["segments"], len(document["run"]["states"])
-    about = document["run"]
+    about, segments = document["run"], document["segments"]
+    of, covers = len(about["states"]), {name: about[name] for name in ("covered", "recorded_to", "left_out")}
     name, public = about["name"], document["public_key"]
     fields = {"run": name, "file": file and str(file.absolute()), "problems": problems, "segments": segments, "of": of}
     lines = [f"steps {each['from_step']:,} to {each['step']:,} on {each['workers']} workers" for each in segments]
     if about["covered"] < about["recorded_to"]:
         lines.append(f"Steps {about['covered'] + 1:,} to {about['recorded_to']:,} are not covered.")
+    if document["others"]:
+        lines.append(f"Trained again with other {' and '.join(document['others'])}.")
     lines += [f"{left} {why}, so it is not covered." for left, why in about["left_out"].items()]
     if not about["identity"]["data"].startswith("proven"):
         lines.append("The data are unproven: their identity is not of every byte.")
     lines += problems or [f"{file}: {len(segments)} of {of} segments of {name} came to the same bits. Key {public}"]
     if of <= FEW:
         lines.append(f"The run has few segments, {of}: keep checkpoints along it (checkpoint.every, checkpoint.keep).")
-    print_answer(as_json, {**fields, "public_key": public}, "\n".join(lines))
+    print_answer(as_json, {**fields, **covers, "public_key": public}, "\n".join(lines))
     raise typer.Exit(1 if problems else 0)
 
 

@@ -18,6 +18,7 @@ from quorate.core.errors import RequestError, RunError
 from quorate.core.generation import Phase
 from quorate.core.installation import install_of
 from quorate.core.machine import usable_cores
+from quorate.history.difference import Pair, differing
 from quorate.history.identity import PROVEN, Identity
 from quorate.observe.events import GenerationFormed
 from quorate.observe.jsonl import EventTail
@@ -96,6 +97,7 @@ class Certificate(_Strict):
     all: bool
     segments: Annotated[list[Segment], Field(min_length=1)]
     computed_by: dict[str, Any]
+    others: list[Literal["machine", "versions"]]
     public_key: _Digest
     signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
@@ -205,13 +207,17 @@ def certify(trainer: Trainer, key: Path, count: int | None, challenge: str = "")
         raise RequestError(f"a folder is certified under a name such as digits-0001, and not as {run.name!a}")
     if faults := faults_of(about, ends, is_all=count is None):
         raise RunError(f"run {run.name} cannot be certified: {'; '.join(faults)}")
-    machine: dict[str, Any] = {}
+    machine, others = dict[str, Any](), set[str]()
     for turn, place in enumerate(range(len(ends.infos)) if count is None else drawn(about, challenge, count)):
         with scratch_folder() as scratch:
             start, end = ends.infos[place - 1] if place else None, ends.infos[place]
             folder, workers = scratch / run.name, numbers[turn % len(numbers)]
             again = trainer.to_step(start, end.cursor.step, folder, workers, end)
-            other = again.difference or _other_identity(about["identity"], again)
+            values = _other_identity(about["identity"], again)
+            others |= values.keys() & {"machine", "versions"}
+            other = again.difference
+            if other is None and (values := {name: values[name] for name in values.keys() - others}):
+                other = Difference(again.from_step, values)
             found.append(replace(again, difference=other))
             machine = RunFolder(folder).read_environment() or {}
         if other is not None:
@@ -225,6 +231,7 @@ def certify(trainer: Trainer, key: Path, count: int | None, challenge: str = "")
         "all": count is None,
         "segments": [asdict(each) | {"recorded": about["states"][str(each.step)]} for each in found],
         "computed_by": machine,
+        "others": sorted(others),
         "public_key": private.public_key().public_bytes_raw().hex(),
     }
     for segment in document["segments"]:
@@ -232,21 +239,17 @@ def certify(trainer: Trainer, key: Path, count: int | None, challenge: str = "")
     return document | {"signature": private.sign(_canonical(document)).hex()}, found
 
 
-def _other_identity(recorded: dict[str, Any], again: Again) -> Difference | None:
-    """What of the identity of a run was found otherwise when it was trained again. The machine and the versions may be
-    others, and so may the length, which parts of a run differ in."""
+def _other_identity(recorded: dict[str, Any], again: Again) -> dict[str, Pair]:
+    """What of the identity of a run was found otherwise when it was trained again. The length may be another one,
+    which parts of a run differ in."""
     written = read_identity(again.run) or {}
     found = Identity.of_record(written.get("found", written))
     if found is None:
-        return Difference(again.from_step, {"identity": (recorded["digest"], None)})
-    then, now = dict(recorded["facts"]), dict(found.facts)
-    for facts in (then, now):
-        facts["job"] = {**facts.get("job", {}), **dict.fromkeys(LENGTH)}
-    told = {f"identity.{group}": (then.get(group), now.get(group)) for group in ("job", "task", "data")}
-    told["identity is of all data"] = (str(recorded["data"]).startswith(PROVEN), found.is_proven)
-    told["identity is of any length"] = (recorded["any_length"], found.any_length)
-    values = {name: pair for name, pair in told.items() if pair[0] != pair[1]}
-    return Difference(again.from_step, values) if values else None
+        return {"identity": (recorded["digest"], None)}
+    then, now = recorded["facts"], found.facts
+    then, now = ({**facts, "job": {**facts.get("job", {}), **dict.fromkeys(LENGTH)}} for facts in (then, now))
+    then |= {"proven": recorded["data"].startswith(PROVEN), "any_length": recorded["any_length"]}
+    return differing(then, now | {"proven": found.is_proven, "any_length": found.any_length})
 
 
 def problems_of(
