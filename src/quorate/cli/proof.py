@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -78,29 +78,40 @@ def certify(
       quorate certify digits-0001 --key lab.key --all -o digits.json
       quorate certify digits-0001 --verify digits.json --signer lab.pub
     """
-    from quorate.api.train import passing_on_signals, show_quietly
-    from quorate.api.warm import WarmRunner
-    from quorate.proof.again import Trainer
-    from quorate.proof.certificate import certify, problems_of, public_key
-    from quorate.storage.atomic import explaining, write_new_file
-
-    if run is None and verify is None:
-        raise RequestError("certify needs a run; or --verify with a certificate, with or without a run.")
     if verify is not None:
         if key or all_segments or challenge or output:
             raise RequestError("--verify trains and writes nothing: leave out --key, --all, --challenge and --output.")
-        there = None if run is None else Trainer(RunFolder.find(runs, run), show_quietly)
-        document, problems = problems_of(verify, there, None if signer is None else public_key(signer))
-        _answer(document, verify, problems, as_json)
-    folder, output = trusted(runs, str(run), trust_job), output or Path("certificate.json")
+        _verify(verify, None if run is None else RunFolder.find(runs, run), signer, as_json)
+    if run is None:
+        raise RequestError("certify needs a run; or --verify with a certificate, with or without a run.")
+    folder, output = trusted(runs, run, trust_job), output or Path("certificate.json")
     if key is None or signer is not None:
         raise RequestError(
             "certify needs --key FILE, and --signer is for --verify. `quorate key new FILE` makes a key."
         )
     if os.path.lexists(output) or not output.parent.is_dir():
         raise RequestError(f"{output} is already there, or its folder is not. Write to another file with -o.")
+    _certify(folder, key, None if all_segments else segments, challenge, output, as_json)
+
+
+def _verify(file: Path, folder: RunFolder | None, signer: str | None, as_json: bool) -> NoReturn:
+    from quorate.api.train import show_quietly
+    from quorate.proof.again import Trainer
+    from quorate.proof.certificate import problems_of, public_key
+
+    trainer = None if folder is None else Trainer(folder, show_quietly)
+    document, problems = problems_of(file, trainer, None if signer is None else public_key(signer))
+    _answer(document, file, problems, as_json)
+
+
+def _certify(folder: RunFolder, key: Path, count: int | None, challenge: str, output: Path, as_json: bool) -> None:
+    from quorate.api.train import passing_on_signals, show_quietly
+    from quorate.api.warm import WarmRunner
+    from quorate.proof.again import Trainer
+    from quorate.proof.certificate import certify
+    from quorate.storage.atomic import explaining, write_new_file
+
     with passing_on_signals(), WarmRunner() as runner:
-        count = None if all_segments else segments
         document, found = certify(Trainer(folder, show_quietly, runner), key.expanduser(), count, challenge)
     problems = [str(each.difference) for each in found if each.difference is not None]
     if not problems:
@@ -119,7 +130,7 @@ def trusted(runs: Path, reference: str, trust_job: bool) -> RunFolder:
     return folder
 
 
-def _answer(document: dict[str, Any], file: Path | None, problems: list[str], as_json: bool) -> None:
+def _answer(document: dict[str, Any], file: Path | None, problems: list[str], as_json: bool) -> NoReturn:
     about, segments = document["run"], document["segments"]
     of, covers = len(about["states"]), {name: about[name] for name in ("covered", "recorded_to", "left_out")}
     name, public = about["name"], document["public_key"]

@@ -56,7 +56,7 @@ class Segment(_Strict):
     from_step: _Count
     step: _Positive
     workers: _Positive
-    compared: _Count
+    compared: _Positive
     recorded: _Digest
     state_digest: _Digest
     difference: None
@@ -109,8 +109,8 @@ UNKEPT = "was saved before the evaluation of its step, and nothing after it"
 
 @dataclass(frozen=True)
 class Ends:
-    """Where the segments of a run end; the first begins with the job. `left_out` says by name why another checkpoint is
-    no end, and `recorded_to` what the last step is that the events know."""
+    """The checkpoints at which segments end; the first segment begins with the job. `left_out` says by name why another
+    checkpoint is no end; `recorded_to` is the last step in the events."""
 
     infos: list[CheckpointInfo]
     left_out: dict[str, str]
@@ -171,8 +171,8 @@ def _result_of(run: RunFolder) -> dict[str, Any] | None:
 
 
 def faults_of(about: dict[str, Any], ends: Ends, *, is_all: bool) -> list[str]:
-    """Why a run is not certified, before anything is trained: its result is not that of its last checkpoint or, if all
-    is to be certified, there is more of it than segments."""
+    """Reasons to refuse a run before anything is trained: its result is not that of its last checkpoint or, with
+    `is_all`, some of it lies in no segment."""
     result, manifest, faults = about["result"], ends.infos[-1].manifest, list[str]()
     if result is not None and result["steps"] == ends.covered:
         then = {"weights_digest": manifest.weights_digest, "final_metrics": manifest.metrics}
@@ -189,15 +189,15 @@ def faults_of(about: dict[str, Any], ends: Ends, *, is_all: bool) -> list[str]:
 
 
 def drawn(about: dict[str, Any], challenge: str, count: int) -> list[int]:
-    """Which segments are trained again, by their places: a matter of the evidence, and of a word of somebody else."""
+    """The places of the segments to train again. They follow from the evidence and the challenge."""
     seed = _canonical([about, challenge])
     places = range(len(about["states"]))
     return sorted(sorted(places, key=lambda place: hashlib.sha256(seed + b"/%d" % place).digest())[:count])
 
 
 def certify(trainer: Trainer, key: Path, count: int | None, challenge: str = "") -> tuple[dict[str, Any], list[Again]]:
-    """Train so many segments of a run again, or all; the signed document, which is no certificate if a segment differs,
-    and what has come of each."""
+    """Train so many segments of a run again, or all, until one differs. Returns the signed document, which is no
+    certificate if one differs, and what was found in each segment."""
     private, run = read_key(key), trainer.run
     if run.holder() is not None:
         raise RunError(f"run {run.name} is running. Certify it when it has ended, or end it: quorate stop {run.name}")
@@ -240,14 +240,18 @@ def certify(trainer: Trainer, key: Path, count: int | None, challenge: str = "")
 
 
 def _other_identity(recorded: dict[str, Any], again: Again) -> dict[str, Pair]:
-    """What of the identity of a run was found otherwise when it was trained again. The length may be another one,
-    which parts of a run differ in."""
+    """Facts of a run's identity that differ from those found when it was trained again. The length of the job is left
+    out, since a run may have been made longer."""
     written = read_identity(again.run) or {}
     found = Identity.of_record(written.get("found", written))
     if found is None:
         return {"identity": (recorded["digest"], None)}
     then, now = recorded["facts"], found.facts
-    then, now = ({**facts, "job": {**facts.get("job", {}), **dict.fromkeys(LENGTH)}} for facts in (then, now))
+    jobs = (facts.get("job") for facts in (then, now))
+    then, now = (
+        {**facts, "job": job | dict.fromkeys(LENGTH) if isinstance(job, dict) else job}
+        for facts, job in zip((then, now), jobs, strict=True)
+    )
     then |= {"proven": recorded["data"].startswith(PROVEN), "any_length": recorded["any_length"]}
     return differing(then, now | {"proven": found.is_proven, "any_length": found.any_length})
 
@@ -255,8 +259,8 @@ def _other_identity(recorded: dict[str, Any], again: Again) -> dict[str, Pair]:
 def problems_of(
     file: Path, trainer: Trainer | None = None, signer: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """A certificate, and what is wrong with it or with the run that it is to be about; nothing is trained. With
-    `signer`, a public key, it must be signed by that."""
+    """A certificate, and the problems of it and, with a trainer, of its run; nothing is trained. With `signer`,
+    a public key, it must be signed with that one."""
     document, problems = read_certificate(file), list[str]()
     signed = _canonical({name: value for name, value in document.items() if name != "signature"})
     try:
@@ -267,6 +271,9 @@ def problems_of(
     if signer is not None and signer != document["public_key"]:
         problems.append(f"it was signed with the key {document['public_key']}, and not with {signer}")
     about, segments = document["run"], document["segments"]
+    known = {name: value for name, value in about["identity"].items() if name != "digest"}
+    if about["identity"]["digest"] != Identity(**known).digest:
+        problems.append("the digest of the identity is not of its facts")
     states, ends = about["states"], sorted(map(int, about["states"]))
     if any(each["state_digest"] != states.get(str(each["step"])) for each in segments):
         problems.append("a segment came to another state than the run recorded")
@@ -286,7 +293,7 @@ def problems_of(
 
 
 def read_certificate(file: Path) -> dict[str, Any]:
-    """What is in a certificate, which is somebody else's: whatever is printed of it is of few letters."""
+    """The content of a certificate. It may come from anybody, so all that is printed of it has a pattern."""
     try:
         document = json.loads(file.read_text(), object_pairs_hook=_once)
         Certificate.model_validate(document)
@@ -301,14 +308,14 @@ def read_certificate(file: Path) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A name that is there twice may be read by others in another way."""
+    """Refuse a name that is there twice, of which another reader may take the first."""
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a name is there twice")
     return found
 
 
 def _finite(value: Any) -> Any:
-    """As result.json has it."""
+    """None for what is not finite, as result.json has it."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
