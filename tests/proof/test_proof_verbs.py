@@ -61,6 +61,9 @@ def test_a_run_is_certified_and_the_certificate_verified(used_workplace: Workpla
     checked = used_workplace.run("certify", "last", "--verify", "certificate.json", "--json")
     assert (checked.code, checked.document["problems"]) == (0, [])
     assert "1 of 3 segments of tiny-0001" in used_workplace.run("certify", "--verify", "certificate.json").stdout
+    assert used_workplace.run("certify", "--verify", "certificate.json", "--signer", "0" * 64).code == 1
+    assert used_workplace.run("certify", "--verify", "certificate.json", "--all").code == 2
+    assert "is already there" in used_workplace.run(*certify).stderr
 
     edit_loss(RunFolder(used_workplace.folder / "runs" / "tiny-0001"), 2)
     changed = used_workplace.run("certify", "last", "--verify", "certificate.json", "--json")

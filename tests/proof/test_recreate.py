@@ -16,6 +16,7 @@ from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import JobFailed
 from quorate.history.identity import Identity
 from quorate.proof.again import recreate, state_digest
+from quorate.proof.replay import Debugger
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
@@ -70,3 +71,48 @@ def test_an_interruption_leaves_nothing_behind(runner: WarmRunner, run: RunFolde
     with pytest.raises(JobFailed, match="interrupted; run small-0001 is as it was"):
         recreate(replace(trainer(runner, run), runner=interrupted), 7, tmp_path / "again", 1)
     assert not (tmp_path / "again").exists()
+
+
+def test_the_state_of_a_running_run_is_read_before_its_checkpoint_is_removed(
+    runner: WarmRunner, run: RunFolder, tmp_path: Path
+) -> None:
+    other = copied(run, "running", {4})
+
+    def removed(launch: Launch, show: Show, accept: Accept, signals: Signals) -> Outcome:
+        shutil.rmtree(checkpoints(other)[4].path)
+        return runner(launch, show, accept, signals)
+
+    again = recreate(replace(trainer(runner, other), runner=removed), 4, tmp_path / "again", 1)
+    assert (again.difference, again.state_digest) == (None, digest(run, 4))
+
+
+def test_a_folder_of_somebody_else_stays(runner: WarmRunner, run: RunFolder, tmp_path: Path) -> None:
+    def full(*_: object) -> Outcome:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "theirs").mkdir()
+    with pytest.raises(RequestError, match="is already there"):
+        recreate(trainer(runner, run), 4, tmp_path / "theirs")
+    assert (tmp_path / "theirs").is_dir()
+    with pytest.raises(OSError, match="No space left"):
+        recreate(replace(trainer(runner, run), runner=full), 4, tmp_path / "again", 1)
+    assert not (tmp_path / "again").exists()
+
+
+class Inherits:
+    @staticmethod
+    def loss(model: int, batch: int) -> int:
+        return model + batch
+
+
+class Inherited(Inherits):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Inherits, Inherited])
+def test_a_static_or_inherited_loss_is_heard_and_is_as_before_afterwards(kind: type[Inherits]) -> None:
+    told, before = list[tuple[int, object]](), dict(vars(kind))
+    with Debugger(lambda lane, loss: told.append((lane, loss)))._around(kind, lambda: 3):
+        assert kind().loss(1, 2) == 3
+    assert told == [(3, 3)]
+    assert dict(vars(kind)) == before

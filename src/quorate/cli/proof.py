@@ -1,9 +1,10 @@
 """The verbs that prove what a run has computed, and look at one step of it."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -56,7 +57,11 @@ def certify(
     verify: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Check this certificate, and RUN against it; train nothing.")
     ] = None,
-    output: Annotated[Path, to_file("The certificate to write.")] = Path("certificate.json"),
+    signer: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="With --verify: the public key it must be signed with, or its file."),
+    ] = None,
+    output: Annotated[Path | None, to_file("The certificate to write; by default certificate.json.")] = None,
     trust_job: TrustJob = False,
     runs: Runs = RUNS,
     as_json: Json = False,
@@ -71,29 +76,47 @@ def certify(
     Examples:
       quorate certify last --key lab.key
       quorate certify digits-0001 --key lab.key --all -o digits.json
-      quorate certify digits-0001 --verify digits.json
+      quorate certify digits-0001 --verify digits.json --signer lab.pub
     """
+    if verify is not None:
+        if key or all_segments or challenge or output:
+            raise RequestError("--verify trains and writes nothing: leave out --key, --all, --challenge and --output.")
+        _verify(verify, None if run is None else RunFolder.find(runs, run), signer, as_json)
+    if run is None:
+        raise RequestError("certify needs a run; or --verify with a certificate, with or without a run.")
+    folder, output = trusted(runs, run, trust_job), output or Path("certificate.json")
+    if key is None or signer is not None:
+        raise RequestError(
+            "certify needs --key FILE, and --signer is for --verify. `quorate key new FILE` makes a key."
+        )
+    if os.path.lexists(output) or not output.parent.is_dir():
+        raise RequestError(f"{output} is already there, or its folder is not. Write to another file with -o.")
+    _certify(folder, key, None if all_segments else segments, challenge, output, as_json)
+
+
+def _verify(file: Path, folder: RunFolder | None, signer: str | None, as_json: bool) -> NoReturn:
+    from quorate.api.train import show_quietly
+    from quorate.proof.again import Trainer
+    from quorate.proof.certificate import problems_of, public_key
+
+    trainer = None if folder is None else Trainer(folder, show_quietly)
+    document, problems = problems_of(file, trainer, None if signer is None else public_key(signer))
+    _answer(document, file, problems, as_json)
+
+
+def _certify(folder: RunFolder, key: Path, count: int | None, challenge: str, output: Path, as_json: bool) -> None:
     from quorate.api.train import passing_on_signals, show_quietly
     from quorate.api.warm import WarmRunner
     from quorate.proof.again import Trainer
-    from quorate.proof.certificate import certify, problems_of
-    from quorate.storage.atomic import write_atomically
+    from quorate.proof.certificate import certify
+    from quorate.storage.atomic import explaining, write_new_file
 
-    if run is None and verify is None:
-        raise RequestError("certify needs a run; or --verify with a certificate, with or without a run.")
-    folder = None if run is None else RunFolder.find(runs, run)
-    if verify is not None:
-        document, problems = problems_of(verify, None if folder is None else Trainer(folder, show_quietly))
-        _answer(document, verify, problems, as_json)
-    folder = trusted(runs, str(run), trust_job)
-    if key is None:
-        raise RequestError("certify signs with a key: --key FILE. `quorate key new FILE` makes one.")
     with passing_on_signals(), WarmRunner() as runner:
-        count = None if all_segments else segments
         document, found = certify(Trainer(folder, show_quietly, runner), key.expanduser(), count, challenge)
     problems = [str(each.difference) for each in found if each.difference is not None]
     if not problems:
-        write_atomically(output, json.dumps(document, indent=1) + "\n")
+        with explaining(f"cannot write {output}"):
+            write_new_file(output, [json.dumps(document, indent=1).encode() + b"\n"])
     _answer(document, None if problems else output, problems, as_json)
 
 
@@ -107,15 +130,23 @@ def trusted(runs: Path, reference: str, trust_job: bool) -> RunFolder:
     return folder
 
 
-def _answer(document: dict[str, Any], file: Path | None, problems: list[str], as_json: bool) -> None:
-    segments, of = document["segments"], len(document["run"]["states"])
-    name, public = document["run"]["name"], document["public_key"]
+def _answer(document: dict[str, Any], file: Path | None, problems: list[str], as_json: bool) -> NoReturn:
+    about, segments = document["run"], document["segments"]
+    of, covers = len(about["states"]), {name: about[name] for name in ("covered", "recorded_to", "left_out")}
+    name, public = about["name"], document["public_key"]
     fields = {"run": name, "file": file and str(file.absolute()), "problems": problems, "segments": segments, "of": of}
     lines = [f"steps {each['from_step']:,} to {each['step']:,} on {each['workers']} workers" for each in segments]
+    if about["covered"] < about["recorded_to"]:
+        lines.append(f"Steps {about['covered'] + 1:,} to {about['recorded_to']:,} are not covered.")
+    if document["others"]:
+        lines.append(f"Trained again with other {' and '.join(document['others'])}.")
+    lines += [f"{left} {why}, so it is not covered." for left, why in about["left_out"].items()]
+    if not about["identity"]["data"].startswith("proven"):
+        lines.append("The data are unproven: their identity is not of every byte.")
     lines += problems or [f"{file}: {len(segments)} of {of} segments of {name} came to the same bits. Key {public}"]
     if of <= FEW:
         lines.append(f"The run has few segments, {of}: keep checkpoints along it (checkpoint.every, checkpoint.keep).")
-    print_answer(as_json, {**fields, "public_key": public}, "\n".join(lines))
+    print_answer(as_json, {**fields, **covers, "public_key": public}, "\n".join(lines))
     raise typer.Exit(1 if problems else 0)
 
 

@@ -1,9 +1,7 @@
 """Steps of a run, trained again in a run of their own and held against what the first one recorded."""
 
-import contextlib
 import hashlib
 import json
-import os
 import shutil
 import signal
 from collections.abc import Sequence
@@ -19,12 +17,13 @@ from quorate.api.recorded_run import recorded_environment, recorded_job
 from quorate.api.run_part import Accept, Runner, Setup, Show, run_locally
 from quorate.api.session import is_private, start_in
 from quorate.api.tasks import find_task, refuse_other_code
-from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
 from quorate.checkpoint.selection import own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.places import Outcome
 from quorate.core.errors import CheckpointError, RequestError, RunError
 from quorate.core.failure import JobFailed
+from quorate.core.generation import Phase
 from quorate.core.machine import usable_cores
 from quorate.engines.engine import Prepared
 from quorate.history.difference import Pair, differing
@@ -36,14 +35,16 @@ from quorate.spec.job import OWN_PLACE
 from quorate.spec.options import LocalSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.rules import checked_job
-from quorate.storage.identity_file import IDENTITY
+from quorate.storage.identity_file import read_identity, write_identity
 from quorate.storage.run_folder import RunFolder, write_creation
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch
 
-_OF_A_STEP = ("samples", "ledger", "skipped", "overflow", "dropped", "planned", "bad", "lanes", "tensors")
+_OF_A_STEP = ("samples", "ledger", "skipped", "overflow", "dropped", "planned", "bad", "lanes", "tensors", "log")
 _UNSEEN: dict[str, Any] = {"track": None, "notify": None, "callbacks": [], "reuse": False}
 _ALONE: dict[str, Any] = {"port": 0, "spares": 0, "min_workers": 1, "engine": LocalSpec(), **_UNSEEN}
+TWIN = "is of a step that has a later one"
+_STEP = StepCompleted().kind
 _SPARING = {"every": None, "keep": 1, "keep_every": None, "to": [OWN_PLACE]}
 
 
@@ -64,11 +65,13 @@ class Record:
     that a branch has behind it when it begins are not in its record, and are not compared."""
 
     def __init__(self, run: RunFolder, first: int, last: int) -> None:
-        self.compared = self.newest = 0
+        self.newest = 0
         self.difference: Difference | None = None
         self.evaluated: set[int] = set()
         self.begun: list[RunBegan] = []
+        self._first = first
         self._told: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        self._again: set[tuple[str, int]] = set()
         for event in EventTail(run.events_file):
             if isinstance(event, RunBegan):
                 self.begun.append(event)
@@ -84,15 +87,40 @@ class Record:
         """The step after which the run itself began."""
         return min((each.from_step or 0 for each in self.begun), default=0)
 
-    def hold_against(self, event: Event) -> None:
-        """Compare a step or an evaluation that was done again with every telling of it, to the last bit."""
+    @property
+    def compared(self) -> int:
+        """How many steps."""
+        return sum(kind == _STEP for kind, _ in self._again)
+
+    def lacks_evaluation(self, info: CheckpointInfo, every: int | str) -> bool:
+        """Whether the run was interrupted after it saved this checkpoint, and before the evaluation that was due."""
+        step, begun = info.cursor.step, self.begun[-1] if self.begun else RunBegan()
+        if info.cursor.phase is Phase.EVALUATED or step < self.newest or step in self.evaluated or not self.evaluated:
+            return False
+        period = begun.steps_per_epoch if every == "epoch" else every
+        return step == begun.total_steps or (isinstance(period, int) and step % period == 0)
+
+    def hold_against(self, event: Event, *, may_lack: int | None = None) -> None:
+        """Compare a step or an evaluation that was done again with every record of it, to the last bit. One without a
+        record is a difference, but for an evaluation of step `may_lack`."""
         facts, step = facts_of(event), event.step
-        if not facts or step is None or not self.begin < step <= self.newest or self.difference is not None:
+        if not facts or step is None or self.difference is not None:
             return
-        told = self._told.get((event.kind, step), [{}] if isinstance(event, StepCompleted) else [])
+        if not max(self.begin, self._first) < step <= self.newest:
+            return
+        self._again.add((event.kind, step))
+        lacks = isinstance(event, EvaluationDone) and step == may_lack
+        told = self._told.get((event.kind, step), [] if lacks else [{}])
         values = next(filter(None, (differing(each, facts) for each in told)), None)
         self.difference = None if values is None else Difference(step, values)
-        self.compared += isinstance(event, StepCompleted)
+
+    def find_missing(self) -> None:
+        """When all is done again, what was recorded and has not come is a difference, too. A job that was made longer
+        does not evaluate where a shorter one ended."""
+        lengths = {each.total_steps for each in self.begun} - {each.total_steps for each in self.begun[-1:]}
+        for kind, step in sorted(self._told.keys() - self._again, key=lambda each: each[1]):
+            if self.difference is None and step > self.begin and (kind == _STEP or step not in lengths):
+                self.difference = Difference(step, {kind: (self._told[kind, step][0], None)})
 
 
 def facts_of(event: Event) -> dict[str, Any]:
@@ -145,12 +173,29 @@ class Trainer:
 
     def whole_checkpoints(self) -> list[CheckpointInfo]:
         """Those of the run itself that can be read, by their steps; of two at one step the later."""
-        folder, found = self.folder_of(self.run), dict[int, CheckpointInfo]()
-        for info in own_among(folder.list(), lambda info: why_foreign(info, self.job.spec)):
-            with contextlib.suppress(CheckpointError):
-                folder.verify(info)
-                found[info.cursor.step] = info
-        return [found[step] for step in sorted(found)]
+        return self.sorted_checkpoints()[0]
+
+    def sorted_checkpoints(self) -> tuple[list[CheckpointInfo], dict[str, str]]:
+        """The same and, by name, why each other one is left out."""
+        folder, there = self.folder_of(self.run), survey(self.run.checkpoints)
+        own = own_among([each for each in there if isinstance(each, CheckpointInfo)], self._why_foreign)
+        found, left_out = dict[int, CheckpointInfo](), dict[str, str]()
+        for each in there:
+            if isinstance(each, Skipped) or each not in own:
+                left_out[each.path.name] = str(each.kind if isinstance(each, Skipped) else Unusable.FOREIGN)
+                continue
+            try:
+                folder.verify(each)
+            except CheckpointError as error:
+                left_out[each.path.name] = str(Skipped.of(each.path, error).kind)
+                continue
+            if (earlier := found.get(each.cursor.step)) is not None:
+                left_out[earlier.path.name] = TWIN
+            found[each.cursor.step] = each
+        return [found[step] for step in sorted(found)], left_out
+
+    def _why_foreign(self, info: CheckpointInfo) -> str:
+        return why_foreign(info, self.job.spec)
 
     def to_step(
         self,
@@ -166,33 +211,31 @@ class Trainer:
         steps `ahead` of the last that was recorded are allowed."""
         run, from_step = self.run, 0 if start is None else start.cursor.step
         record = self._record(from_step, step, ahead)
-        if os.path.lexists(folder):
-            raise RequestError(f"{folder} is already there. Remove it, or name another folder with -o.")
-        again = RunFolder(folder.absolute())
-        again.make()
-        write_creation(again.path, run.created - timedelta(microseconds=1))  # so that `last` stays the run
+        # Now, since a job that is running removes checkpoints.
+        then = "" if kept is None else state_digest(self.folder_of(run), kept)
+        again = _new_run(folder, run)
         try:
             if start is not None:  # its own: one of another run would be taken for the beginning of a branch
-                start = replace(start, path=Path(shutil.copytree(start.path, again.checkpoints / start.path.name)))
-            used = self._train(again, start, step, workers, record)
+                start = _copied(start, again, run)
+            may_lack = record.newest if kept is None else None
+            used = self._train(again, start, step, workers, record, may_lack)
             made = self.folder_of(again)
             there = made.list()
+            record.find_missing()
             if record.difference is None and (not there or there[-1].cursor.step != step):
                 raise RunError(f"run {run.name} ends before step {step:,} when it is trained again")
         except BaseException as error:
             if not isinstance(error, JobFailed) or error.remains is None:  # of one that failed there are logs
                 shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, OSError):  # a job that is running removes checkpoints
-                raise RunError(f"cannot begin from a checkpoint of run {run.name}: {error}. Try again") from None
             raise
         for info in there[:-1]:
             made.remove(info.path)
         digest, difference = state_digest(made, there[-1]) if there else "", record.difference
         if kept is not None and difference is None:
-            then = state_digest(self.folder_of(run), kept)
-            difference = None if then == digest else Difference(step, {"state": (then, digest)})
-        if from_step or difference is not None:
-            (again.path / IDENTITY).unlink(missing_ok=True)  # no known result: it has not told of all its steps
+            difference = _between(kept, then, there[-1], digest)
+        if from_step or difference is not None:  # no known result: it has not told of all its steps
+            found = read_identity(again) or {}
+            write_identity(again, {"unknown": "it is a part of a run", "found": found.get("found", found)})
         return Again(str(again.path), from_step, step, used, digest, record.compared, difference)
 
     def _record(self, first: int, last: int, ahead: int) -> Record:
@@ -207,7 +250,13 @@ class Trainer:
         return record
 
     def _train(
-        self, again: RunFolder, begin: CheckpointInfo | None, step: int, workers: int | None, record: Record
+        self,
+        again: RunFolder,
+        begin: CheckpointInfo | None,
+        step: int,
+        workers: int | None,
+        record: Record,
+        may_lack: int | None,
     ) -> int:
         run, here, stops = self.run, self._job_at(step, record.begun), list[Signals]()
         place, environment = find_task(run, here.spec.task), recorded_environment(run, begin)
@@ -222,7 +271,7 @@ class Trainer:
 
             def look(event: Event) -> None:
                 show(event)
-                record.hold_against(event)
+                record.hold_against(event, may_lack=may_lack)
                 if record.difference is not None and not stops:
                     stops.append(signals)  # what comes after it would say no more
                     signals.received.append(signal.SIGINT)
@@ -257,8 +306,41 @@ def recreate(trainer: Trainer, step: int, folder: Path | None = None, workers: i
     against the record of the run on the way and, where that has kept a checkpoint of this step, against it."""
     run, there = trainer.run, trainer.whole_checkpoints()
     folder = folder or run.path.with_name(f"{run.name}-step-{step}")
-    kept = next((info for info in there if info.cursor.step == step), None)
+    record, every = Record(run, 0, 0), trainer.job.spec.evaluate.every
+    of_step = (info for info in there if info.cursor.step == step and not record.lacks_evaluation(info, every))
+    kept = next(of_step, None)
     return trainer.to_step(nearest(there, step - 1), step, folder, workers, kept)
+
+
+def _new_run(folder: Path, run: RunFolder) -> RunFolder:
+    """A new folder, which nobody else has made, for a run that is older than this one, so that `last` stays that."""
+    again = RunFolder(folder.absolute())
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        again.path.mkdir(0o700)
+    except FileExistsError:
+        raise RequestError(f"{folder} is already there. Remove it, or name another folder with -o.") from None
+    again.make()
+    write_creation(again.path, run.created - timedelta(microseconds=1))
+    return again
+
+
+def _copied(start: CheckpointInfo, again: RunFolder, run: RunFolder) -> CheckpointInfo:
+    try:
+        return replace(start, path=Path(shutil.copytree(start.path, again.checkpoints / start.path.name)))
+    except OSError as error:  # a job that is running removes checkpoints
+        raise RunError(f"cannot begin from a checkpoint of run {run.name}: {error}. Try again") from None
+
+
+def _between(kept: CheckpointInfo, then: str, made: CheckpointInfo, now: str) -> Difference | None:
+    """How a checkpoint of the run differs from that of the same step trained again: state, and what its manifest says
+    of it."""
+    before, after = kept.manifest, made.manifest
+    told = {"state": (then, now), "weights_digest": (before.weights_digest, after.weights_digest)}
+    if kept.cursor == made.cursor:
+        told["metrics"] = (json.dumps(before.metrics, sort_keys=True), json.dumps(after.metrics, sort_keys=True))
+    values = {name: pair for name, pair in told.items() if pair[0] != pair[1]}
+    return Difference(kept.cursor.step, values) if values else None
 
 
 def nearest(infos: Sequence[CheckpointInfo], step: int) -> CheckpointInfo | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import pdb
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -38,13 +39,14 @@ class Debugger:
 
     @contextlib.contextmanager
     def _around(self, task_type: Any, lane_now: Callable[[], int | None]) -> Iterator[None]:
-        original = task_type.loss
+        own, static = vars(task_type).get("loss"), inspect.getattr_static(task_type, "loss")
 
-        @functools.wraps(original)
+        @functools.wraps(task_type.loss)
         def loss(task: Any, model: Any, batch: Any) -> Any:
+            original = static.__get__(task, task_type)  # it may be a static method
             if (lane := lane_now()) is None:  # an evaluation
-                return original(task, model, batch)
-            found = pdb.runcall(original, task, model, batch) if self.stops else original(task, model, batch)
+                return original(model, batch)
+            found = pdb.runcall(original, model, batch) if self.stops else original(model, batch)
             self.tell(lane, found)
             return found
 
@@ -52,7 +54,10 @@ class Debugger:
         try:
             yield
         finally:
-            task_type.loss = original
+            if own is None:  # it is inherited
+                del task_type.loss
+            else:
+                task_type.loss = own
 
     def _on_error(self, error: Exception) -> None:
         if self.post_mortem:

@@ -110,5 +110,6 @@ def keep_identity(run: RunFolder, found: Content, checkpoint: str | None) -> Non
         now, then = found["facts"], earlier.get("facts", {"job": {}})
         then, now = ({**each, "job": each["job"] | length} for each in (then, now))
         if other := [group for group in now if now[group] != then.get(group)]:
-            found = {"unknown": f"it goes on from {begun.name}, of which these were others: {', '.join(other)}"}
+            why = f"it goes on from {begun.name}, of which these were others: {', '.join(other)}"
+            found = {"unknown": why, "found": found}
     write_identity(run, found)
