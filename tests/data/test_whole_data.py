@@ -13,10 +13,9 @@ import quorate
 from quorate.core.errors import TaskError
 from quorate.data import whole_data
 from quorate.data.collate import collate
-from quorate.data.fingerprint import DataDigest
 from quorate.data.sampler import Source
 from quorate.data.samples import Samples
-from quorate.data.whole_data import digest_of_all
+from quorate.data.whole_data import DataDigest, digest_of_all
 
 
 class Own:

@@ -44,34 +44,19 @@ LAYOUT, SAMPLES, LIBRARY = "dataset layout", "dataset", "library"
 
 
 @dataclasses.dataclass(frozen=True)
-class DataDigest:
-    """A digest of every byte, empty where there is none; how it was taken, or why it was not; and how many seconds that
-    took.
-
-    It begins with what it is of: `sha-256` of samples as they are decoded, `index` of shards, `task` as the task says.
-    """
-
-    digest: str
-    words: str
-    seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class Fingerprint:
     """What the datasets are.
 
     `layout`: how many samples each has, how those of shards lie in blocks and in which windows they are shuffled; the
     index of shards has a digest of every byte. `samples`: what the first and the last sample of each are. Where one
     of them cannot be read it says which, and compares with nothing but the same. `libraries`: the versions of those
-    that decode samples, as far as they are loaded once these are read. `words`: the layout for people. `whole`: the
-    digest of every byte, where that was asked for.
+    that decode samples, as far as they are loaded once these are read. `words`: the layout for people.
     """
 
     layout: str
     samples: str
     libraries: dict[str, str] = dataclasses.field(default_factory=dict)
     words: str = ""
-    whole: DataDigest | None = dataclasses.field(default=None, compare=False)
 
     @property
     def facts(self) -> dict[str, str]:
@@ -81,37 +66,40 @@ class Fingerprint:
         return {LAYOUT: f"{self.layout}{words}", SAMPLES: self.samples, **libraries}
 
 
-def fingerprint_in_child(samples: Samples, whole: Callable[[], DataDigest] | None = None) -> Fingerprint:
-    """The fingerprint, taken in a process of its own; with `whole`, which takes a digest of every byte there.
+def fingerprint_in_child(samples: Samples) -> Fingerprint:
+    """The fingerprint, taken in a process of its own.
 
     Reading a sample may open the dataset's files, and loader processes that are forked afterwards would share one file
     offset: each would read what the others skip, without an error. Where somebody steps through the dataset there are
     no loaders, and it is taken here.
     """
-
-    def both() -> Fingerprint:
-        return dataclasses.replace(fingerprint(samples), whole=None if whole is None else whole())
-
     if is_attached():
         with preserved_generators():
-            return both()
+            return fingerprint(samples)
+    told, ending = asked_of_child(lambda: dataclasses.asdict(fingerprint(samples)))
+    if told is None:
+        raise HelperLost(f"the process that read the first and last samples of the datasets {ending}.")
+    return Fingerprint(**told)
 
-    def take() -> str:
+
+def asked_of_child(question: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any] | None, str]:
+    """What a forked process answers by reading data, and how it ended; None where that was without an answer. Errors
+    that a person is to be told are raised here."""
+
+    def answer() -> str:
         torch.set_num_threads(1)
         try:
-            return json.dumps(dataclasses.asdict(both()))
+            return json.dumps({"answer": question()})
         except QuorateError as error:
             return json.dumps({"refusal" if isinstance(error, RequestError) else "trouble": error.message})
 
-    answer = ask_child(take)
-    if not answer.text:
-        raise HelperLost(f"the process that read the first and last samples of the datasets {answer.ending}.")
-    told = json.loads(answer.text)
+    child = ask_child(answer)
+    told = json.loads(child.text) if child.text else {}
     if "refusal" in told:
         raise TaskError(told["refusal"])
     if "trouble" in told:
         raise JobError(told["trouble"])
-    return Fingerprint(**told | {"whole": None if told["whole"] is None else DataDigest(**told["whole"])})
+    return told.get("answer"), child.ending
 
 
 def fingerprint(samples: Samples) -> Fingerprint:

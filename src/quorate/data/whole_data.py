@@ -16,8 +16,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from quorate.core.errors import QuorateError, TaskError
 from quorate.core.user_code import building_code, describe, given
+from quorate.data.collate import collate
 from quorate.data.datasets import columns_of, is_stream
-from quorate.data.fingerprint import DataDigest
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, Samples
 
@@ -29,6 +29,19 @@ PIECE = 1 << 20
 """Bytes that are copied at a time."""
 READ_BYTES, READ_SAMPLES = 64 << 20, 1_024
 """Of any other dataset, whose `[]` may take its time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataDigest:
+    """A digest of every byte, empty where there is none; how it was taken, or why it was not; and how many seconds that
+    took.
+
+    It begins with what it is of: `sha-256` of samples as they are decoded, `index` of shards, `task` as the task says.
+    """
+
+    digest: str
+    words: str
+    seconds: float = 0.0
 
 
 class Unproven(Exception):  # noqa: N818 (a finding)
@@ -124,7 +137,7 @@ class Content:
 
     def _add_bytes(self, tensor: torch.Tensor) -> None:
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        self.hash.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+        self.hash.update(plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data)
 
     def _add_all(self, label: str, values: Sequence[Any]) -> None:
         self._begin(f"{label} of {len(values)}", 0)
@@ -164,7 +177,10 @@ class _Set(Content):
     def __init__(self, source: Source, samples: Samples) -> None:
         super().__init__()
         self._source = source
-        self._samples = dataclasses.replace(samples, collate=list, copies=False, drawing=set())
+        # collate() of the task may read more than it is given: of such samples the digest is of what it returns.
+        self._is_collated = samples.collate is not collate
+        made = samples.collate if self._is_collated else list
+        self._samples = dataclasses.replace(samples, collate=made, copies=False, drawing=set())
         self._most_bytes, self._most_samples = IN_MEMORY_BYTES, IN_MEMORY_SAMPLES
 
     def add_dataset(self, dataset: Any) -> None:
@@ -173,7 +189,7 @@ class _Set(Content):
             self._begin(f"shards {shards.fingerprint}", 0)
         elif is_stream(dataset):
             raise Unproven("is a stream, which is read once")
-        elif not _is_in_memory(dataset):
+        elif self._is_collated or not _is_in_memory(dataset):
             self._most_bytes, self._most_samples = READ_BYTES, READ_SAMPLES
             self._add_samples(self._read, len(dataset))
         elif (columns := columns_of(dataset)) is not None:
@@ -195,7 +211,7 @@ class _Set(Content):
         for index in range(count):
             self.add(read(index))
 
-    def _read(self, index: int) -> Any:  # before it is collated, seeded as for a fingerprint
+    def _read(self, index: int) -> Any:  # seeded as for a fingerprint
         answer = self._samples[Request(self._source, 0, (index,))]
         if not isinstance(answer, Batch) or answer.is_empty:
             raise Unproven(f"cannot be read: sample {index}")

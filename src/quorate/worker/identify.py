@@ -2,20 +2,20 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import QuorateError
 from quorate.core.processes import ask_child
-from quorate.data.fingerprint import DataDigest, Fingerprint, fingerprint
+from quorate.data.fingerprint import Fingerprint, asked_of_child, fingerprint
 from quorate.data.samples import Samples
-from quorate.data.whole_data import digest_of_all
+from quorate.data.whole_data import DataDigest, digest_of_all
 from quorate.replica.device import canary
 from quorate.replica.replica import Replica
 from quorate.spec.job import JobSpec
 from quorate.spec.meaning import LENGTH, meaning_of, plain_params
-from quorate.storage.identity_file import read_identity, write_identity
+from quorate.storage.identity_file import read_identity
 from quorate.storage.run_folder import RunFolder
 from quorate.task.source import imported_versions, package_digest, task_source
 from quorate.task.task import HostedLoop, Task, configure, overrides, parameters_of
@@ -37,10 +37,14 @@ class Identification:
         self._libraries = imported_versions(self._source)
         self._kept, self._why_not = kept_by(task, replica, samples)
 
-    def whole_data(self) -> DataDigest:
-        """The digest of every byte that the job reads."""
-        task = self._task
-        return digest_of_all(self._samples, task.data_digest if overrides(task, "data_digest") else None)
+    def _whole_data(self) -> DataDigest:
+        """The digest of every byte that the job reads, by a process of its own where this one is none yet."""
+        task, samples = self._task, self._samples
+        declared = task.data_digest if overrides(task, "data_digest") else None
+        if self._replica.device.is_host:
+            return digest_of_all(samples, declared)
+        told, ending = asked_of_child(lambda: asdict(digest_of_all(samples, declared)))
+        return DataDigest(**told or {"digest": "", "words": f"unproven: the process that read the data {ending}"})
 
     def content(self, workers: int, machine: Mapping[str, str], data: Fingerprint) -> Content:
         """What a run's `identity.json` holds, without paths and names; `machine` are facts of its device."""
@@ -48,7 +52,7 @@ class Identification:
         known = {name: value for name, value in machine.items() if name not in _OF_THE_JOB}
         if spec.compile != "auto" and known["device"] != "cpu":
             known["compile"] = str(spec.compile)
-        whole = data.whole or DataDigest("", "unproven: no digest was taken")
+        whole = self._whole_data()
         read = {"digest": whole.digest} if whole.digest else {"samples": data.samples}
         # As a job would write them, whether it does or leaves them at their defaults.
         params, why_not = plain_params({name: getattr(task, name) for name in parameters_of(type(task))})
@@ -82,11 +86,11 @@ def identity_in_child(task_type: type[Task], job: dict[str, Any], job_source: st
             task = configure(task_type, spec.params, job_source, spec.seed, spec)
             replica, samples = Replica(task, spec, device), build_samples(task, spec)
             found = Identification(task, replica, samples)
-            data = replace(fingerprint(samples), whole=found.whole_data())
+            data = fingerprint(samples)
+            machine = device.facts(spec.threads, spec.deterministic) | {"canary": canary(device)}
+            return json.dumps(found.content(1, machine, data))
         except QuorateError:
             return ""
-        machine = device.facts(spec.threads, spec.deterministic) | {"canary": canary(device)}
-        return json.dumps(found.content(1, machine, data))
 
     answer = ask_child(find)
     return json.loads(answer.text) if answer.text else None
@@ -98,18 +102,26 @@ def identifies_run(assignment: Assignment, spec: JobSpec) -> bool:
     return bool(known.get("job") != meaning_of(spec, assignment.workers))
 
 
-def keep_identity(run: RunFolder, found: Content, checkpoint: str | None) -> None:
-    """Write down what the bits of a run depend on, before its first step.
+def identity_of_run(
+    assignment: Assignment,
+    task: Task,
+    replica: Replica,
+    samples: Samples,
+    machine: Mapping[str, str],
+    data: Fingerprint,
+) -> Content:
+    """What is written down of what the bits of a run depend on.
 
     What begins from a checkpoint has an identity only if all before it, in whichever run, was computed alike.
     """
-    if checkpoint is not None:
-        begun = RunFolder(Path(checkpoint).parent.parent)
+    found = Identification(task, replica, samples).content(assignment.workers, machine, data)
+    if assignment.checkpoint is not None:
+        begun = RunFolder(Path(assignment.checkpoint).parent.parent)
         earlier = read_identity(begun) or {}
         length = dict.fromkeys(LENGTH if earlier.get("any_length") else ())
         now, then = found["facts"], earlier.get("facts", {"job": {}})
         then, now = ({**each, "job": each["job"] | length} for each in (then, now))
         if other := [group for group in now if now[group] != then.get(group)]:
             why = f"it goes on from {begun.name}, of which these were others: {', '.join(other)}"
-            found = {"unknown": why, "found": found}
-    write_identity(run, found)
+            return {"unknown": why, "found": found}
+    return found

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -28,13 +28,15 @@ from quorate.core.processes import show_as
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, is_attached
 from quorate.data.datasets import is_stream
-from quorate.data.fingerprint import fingerprint_in_child
+from quorate.data.fingerprint import Fingerprint, asked_of_child, fingerprint_in_child
 from quorate.data.sampler import Source, refuse_short
 from quorate.data.samples import Samples
+from quorate.data.streams import preserved_generators
 from quorate.observe.events import LogMessage
 from quorate.replica.device import Device, canary, digests
 from quorate.replica.replica import Replica, check_repeatable
 from quorate.spec.job import JobSpec
+from quorate.storage.identity_file import write_identity
 from quorate.storage.run_folder import RunFolder
 from quorate.strategies.kinds import sharding_of
 from quorate.task.imported_anew import swapped_modules, unheard
@@ -294,14 +296,13 @@ class Worker:
         samples = self._samples(task)
         self._page.write_setup("fingerprint")
         machine = device.facts(spec.threads, spec.deterministic) | {"canary": canary(device)}
-        identification = self._identification(task, replica, samples)
-        data = fingerprint_in_child(samples, None if identification is None else identification.whole_data)
+        data = fingerprint_in_child(samples)
         environment = machine | {
             "task source": task_source(self._task_type).digest,
             "layout": content_digest(replica.layout().encode()),
             **data.facts,
         }
-        found = None if identification is None else identification.content(self._assignment.workers, machine, data)
+        identity = self._identity(task, replica, samples, machine, data)
         # A part of a model computes nothing before the others are there; and a breakpoint in metrics() is for the
         # evaluations of the job.
         tries = self._assignment.slot == 0 and self._assignment.mode.is_training and not is_attached()
@@ -327,19 +328,37 @@ class Worker:
                 device.free_unused()  # a server computes nothing else by the model
             environment |= device.facts(spec.threads, spec.deterministic)
         progress = self._restore(parts)
-        if found is not None:  # and nothing was refused
-            from quorate.worker.identify import keep_identity
-
-            keep_identity(self._run, found, self._assignment.checkpoint)
+        if identity is not None:  # and nothing was refused
+            write_identity(self._run, identity)
         return parts, progress
 
-    def _identification(self, task: Task, replica: Replica, samples: Samples) -> Any:
-        """By which one worker finds the identity of the run; None in all others."""
-        if self._assignment.slot or not self._assignment.mode.is_training:
-            return None
-        from quorate.worker.identify import Identification, identifies_run
+    def _identity(
+        self, task: Task, replica: Replica, samples: Samples, machine: Mapping[str, str], data: Fingerprint
+    ) -> dict[str, Any] | None:
+        """What the first worker writes down of what the bits of the run depend on; None in all others.
 
-        return Identification(task, replica, samples) if identifies_run(self._assignment, self._spec) else None
+        A process of its own finds it, where it can have what this one has: a sample that ends whoever reads it is for
+        the step that needs it to name.
+        """
+        assignment = self._assignment
+        if assignment.slot or not assignment.mode.is_training:
+            return None
+        if assignment.is_replacement:
+            from quorate.worker.identify import identifies_run
+
+            if not identifies_run(assignment, self._spec):
+                return None
+
+        def find() -> dict[str, Any]:
+            from quorate.worker.identify import identity_of_run  # in a worker on a host by the process alone
+
+            return identity_of_run(assignment, task, replica, samples, machine, data)
+
+        if is_attached() or not replica.device.is_host:
+            with preserved_generators():
+                return find()
+        found, ending = asked_of_child(find)
+        return found or {"unknown": f"the process that looked for it {ending}"}
 
     def _samples(self, task: Task) -> Samples:
         """What the job reads. Raises TaskError where it does not suffice for what the job is to do."""
