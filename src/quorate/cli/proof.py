@@ -1,6 +1,5 @@
 """The verbs that prove what a run has computed, and look at one step of it."""
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -108,15 +107,13 @@ def _certify(folder: RunFolder, key: Path, count: int | None, challenge: str, ou
     from quorate.api.train import passing_on_signals, show_quietly
     from quorate.api.warm import WarmRunner
     from quorate.proof.again import Trainer
-    from quorate.proof.certificate import certify
-    from quorate.storage.atomic import explaining, write_new_file
+    from quorate.proof.certificate import certify, write_certificate
 
     with passing_on_signals(), WarmRunner() as runner:
         document, found = certify(Trainer(folder, show_quietly, runner), key.expanduser(), count, challenge)
     problems = [str(each.difference) for each in found if each.difference is not None]
     if not problems:
-        with explaining(f"cannot write {output}"):
-            write_new_file(output, [json.dumps(document, indent=1).encode() + b"\n"])
+        write_certificate(document, output)
     _answer(document, None if problems else output, problems, as_json)
 
 

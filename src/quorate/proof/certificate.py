@@ -24,7 +24,7 @@ from quorate.observe.events import GenerationFormed
 from quorate.observe.jsonl import EventTail
 from quorate.proof.again import TWIN, Again, Difference, Record, Trainer, facts_of, state_digest
 from quorate.spec.meaning import LENGTH
-from quorate.storage.atomic import write_new_file
+from quorate.storage.atomic import explaining, write_new_file
 from quorate.storage.identity_file import read_identity
 from quorate.storage.run_folder import RunFolder
 
@@ -319,6 +319,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_certificate(document: dict[str, Any], file: Path) -> None:
+    """Write a signed document into a file that is not there yet."""
+    with explaining(f"cannot write {file}"):
+        write_new_file(file, [json.dumps(document, indent=1).encode() + b"\n"])
 
 
 def make_key(file: Path) -> str:
