@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -199,3 +200,23 @@ def test_a_dataset_that_fails_ends_no_job_for_want_of_a_digest() -> None:
 def test_what_the_task_says_has_to_be_a_digest(given: Any) -> None:
     with pytest.raises(TaskError, match=r"data_digest\(\) returned"):
         of([1], declared=lambda: given)
+
+
+def test_what_a_collate_of_ones_own_reads_counts(tmp_path: Path) -> None:
+    file = tmp_path / "offset"
+
+    def reading(samples: list[int]) -> torch.Tensor:
+        return torch.tensor(samples) + int(file.read_text())
+
+    found = []
+    for offset in ("1", "2"):
+        file.write_text(offset)
+        found.append(digest_of_all(Samples({Source.TRAINING: [1, 2, 3]}, reading, 5)))
+    assert [each.words.partition(":")[0] for each in found] == ["proven", "proven"]
+    assert found[0].digest != found[1].digest
+    many = list(range(whole_data.READ_SAMPLES + 1))
+    assert digest_of_all(Samples({Source.TRAINING: many}, reading, 5)).digest == ""
+
+
+def test_a_column_of_one_row_has_a_digest() -> None:
+    assert of([torch.tensor([[1, 2]])[:, 1]]).digest != of([torch.tensor([[1, 3]])[:, 1]]).digest
