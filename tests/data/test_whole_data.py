@@ -1,6 +1,6 @@
 """A digest of every byte of the datasets: of which there is one, and that no two datasets share one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,7 @@ def test_what_the_task_says_has_to_be_a_digest(given: Any) -> None:
 def test_what_a_collate_of_ones_own_reads_counts(tmp_path: Path) -> None:
     file = tmp_path / "offset"
 
-    def reading(samples: list[int]) -> torch.Tensor:
+    def reading(samples: Sequence[Any]) -> Any:
         return torch.tensor(samples) + int(file.read_text())
 
     found = []
